@@ -1,0 +1,6 @@
+"""Commands of `pd-coordinator`: parse, call, exit code; no logic."""
+
+
+def main() -> int:
+    """Entry point."""
+    return 2

@@ -1,0 +1,1 @@
+"""Values and interfaces that every other package speaks in: no I/O, no asyncio."""

@@ -1,0 +1,70 @@
+"""One client request, as far as routing, scheduling and engines need to know it."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a body asks for: the part of it that is read.
+
+    Attributes:
+        stream: whether the client wants an event stream.
+        model: the model name that the client gave; None when it gave none.
+        prompt_bytes: length of the prompt as JSON text, the measure of prefill load where tokens are not known.
+        prompt_tokens: number of prompt tokens where the client sent token ids; else None.
+        max_tokens: limit of generated tokens, where given.
+    """
+
+    stream: bool
+    model: str | None
+    prompt_bytes: int
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Absolute monotonic times (seconds); infinity where a deadline is off. Made once, on arrival, and passed on."""
+
+    scheduled_s: float
+    first_token_s: float
+    finished_s: float
+    inter_token_s: float  # relative: the longest silence between two events of a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An inference request on its way to an engine.
+
+    Attributes:
+        id: the id in logs and in the answer's X-Request-Id; never used on an engine's wire.
+        api: name of the API family.
+        path: path for the engine, without query.
+        query: query string without `?`, passed on as it came.
+        headers: end-to-end headers that may travel on, lower-case names: no hop-by-hop, framing, routing or control header.
+        body: the body as received (expanded if it came compressed).
+        again: whether an engine gave the request back with a new body (recompute).
+    """
+
+    id: str
+    api: str
+    path: str
+    query: str
+    headers: Headers
+    body: bytes
+    ask: Ask
+    arrived_s: float
+    deadlines: Deadlines
+    again: bool = False
+
+    @property
+    def target(self) -> str:
+        """Path and query for the request line."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+    def resumed(self, body: bytes, ask: Ask) -> Self:
+        """The request that continues this one with a body given by an engine."""
+        return replace(self, body=body, ask=ask, again=True)

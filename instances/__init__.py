@@ -1,0 +1,1 @@
+"""Simulated engine instances that speak the real wire protocols."""
