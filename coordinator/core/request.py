@@ -44,7 +44,7 @@ class Request:
         api: name of the API family.
         path: path for the engine, without query.
         query: query string without `?`, passed on as it came.
-        headers: end-to-end headers that may travel on, lower-case names: no hop-by-hop, framing, routing or control header.
+        headers: end-to-end headers that may travel on, lower-case names; no hop-by-hop, framing or control header.
         body: the body as received (expanded if it came compressed).
         again: whether an engine gave the request back with a new body (recompute).
     """
