@@ -1,0 +1,129 @@
+"""HTTP/1.1 chunked framing with the sender's chunk borders kept (RFC 9112 §7.1).
+
+An ordinary HTTP parser hides where one chunk ends and the next begins. On a MindIE result stream that border is
+the only exact end of a message (MindIE protocol page §5.2), so this decoder hands whole chunks out.
+"""
+
+import re
+
+MAX_SIZE_LINE_BYTES = 256
+MAX_TRAILER_BYTES = 16384
+CACHED_SIZES = 4096
+_HEX = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+
+
+class ChunkError(ValueError):
+    """The bytes are no chunked body; the connection is of no further use."""
+
+
+class ChunkDecoder:
+    """Cuts a chunked body into the chunks that the sender made.
+
+    A chunk above `max_chunk_bytes` is never held: its first `HEAD_BYTES` bytes come out at once in `oversized`, the
+    rest is skipped and the chunks after it come as usual.
+    """
+
+    HEAD_BYTES = 2048
+
+    def __init__(self, max_chunk_bytes: int) -> None:
+        self._max_chunk_bytes = max_chunk_bytes
+        self._sizes: dict[bytes, int] = {}
+        self._parts: list[bytes] = []  # what is left of earlier reads
+        self._have_bytes = 0
+        self._need_bytes = 0  # below this many bytes no chunk can be complete
+        self._skip_bytes = 0  # rest of an oversized chunk
+        self.oversized: list[bytes] = []
+        self.ended = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the chunks that `data` completes, in order; sets `ended` at the last chunk.
+
+        Raises:
+            ChunkError: broken framing.
+        """
+        if self._skip_bytes:
+            data = self._skip(data)
+        if self._parts:
+            self._parts.append(data)
+            self._have_bytes += len(data)
+            if self._have_bytes < self._need_bytes:
+                return []
+            data = b"".join(self._parts)
+            self._parts.clear()
+        chunks: list[bytes] = []
+        at = self._cut(data, chunks)
+        if at < len(data) and not self.ended:
+            rest = data[at:] if at else data
+            self._parts.append(rest)
+            self._have_bytes = len(rest)
+        return chunks
+
+    def _cut(self, data: bytes, chunks: list[bytes]) -> int:
+        """Append the whole chunks of `data`; returns where the rest begins."""
+        at, end = 0, len(data)
+        sizes = self._sizes
+        self._need_bytes = 0
+        while at < end:
+            line_end = data.find(b"\r\n", at, at + MAX_SIZE_LINE_BYTES)
+            if line_end < 0:
+                if end - at >= MAX_SIZE_LINE_BYTES:
+                    raise ChunkError("chunk size line is too long")
+                break
+            line = data[at:line_end]
+            size = sizes.get(line)
+            if size is None:
+                size = self._read_size(line)
+            start = line_end + 2
+            stop = start + size
+            if size == 0:
+                return self._finish(data, at, start)
+            if stop + 2 > end:
+                if size > self._max_chunk_bytes:
+                    return self._oversize(data, at, start, stop + 2)
+                self._need_bytes = stop + 2 - at
+                break
+            if not data.startswith(b"\r\n", stop):
+                raise ChunkError("chunk does not end where its size says")
+            if size > self._max_chunk_bytes:
+                self.oversized.append(data[start : start + self.HEAD_BYTES])
+            else:
+                chunks.append(data[start:stop])
+            at = stop + 2
+        return at
+
+    def _read_size(self, line: bytes) -> int:
+        match = _HEX.fullmatch(line)
+        if match is None:
+            raise ChunkError("chunk size is not hexadecimal")
+        size = int(match[1], 16)
+        if len(self._sizes) < CACHED_SIZES:
+            self._sizes[line] = size
+        return size
+
+    def _oversize(self, data: bytes, at: int, start: int, stop: int) -> int:
+        """Begin to skip a chunk that is too large to hold, once its first bytes are there."""
+        head_end = min(start + self.HEAD_BYTES, stop - 2)
+        if len(data) < head_end:
+            self._need_bytes = head_end - at
+            return at
+        self.oversized.append(data[start:head_end])
+        self._skip_bytes = stop - len(data)
+        return len(data)
+
+    def _skip(self, data: bytes) -> bytes:
+        skipped = min(self._skip_bytes, len(data))
+        self._skip_bytes -= skipped
+        return data[skipped:]
+
+    def _finish(self, data: bytes, at: int, start: int) -> int:
+        """Take the last chunk with its trailer section."""
+        if data.startswith(b"\r\n", start):
+            self.ended = True
+            return start + 2
+        trailer_end = data.find(b"\r\n\r\n", start)
+        if trailer_end < 0:
+            if len(data) - start > MAX_TRAILER_BYTES:
+                raise ChunkError("trailer section is too long")
+            return at
+        self.ended = True
+        return trailer_end + 4
