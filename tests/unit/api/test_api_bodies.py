@@ -1,0 +1,155 @@
+import msgspec
+import pytest
+from msgspec import Raw
+
+from coordinator.api import bodies
+from coordinator.core.errors import BadRequest
+
+
+class Body(msgspec.Struct, frozen=True):
+    a: Raw = bodies.ABSENT
+    b: Raw = bodies.ABSENT
+
+
+DECODER = msgspec.json.Decoder(Body)
+
+
+def read(body):
+    return bodies.read(DECODER, body)
+
+
+def test_fields_are_kept_as_they_stand():
+    given = read(b' {"a" : [1, 2] , "x": {"y": 1}, "b":"\\u00e9"}\n')
+    assert (bytes(given.a), bytes(given.b)) == (b"[1, 2]", b'"\\u00e9"')
+
+
+def test_the_last_of_equal_keys_counts():
+    assert bytes(read(b'{"a":1,"a":2}').a) == b"2"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[1]", "the body must be a JSON object"),
+        (b"", "the body is not valid JSON"),
+        (b'{"a":1,}', "the body is not valid JSON"),
+        (b'{"a":"\xff"}', "the body is not valid UTF-8"),
+        (b'{"a":' * 5000, "the body is nested too deeply"),
+    ],
+)
+def test_refusals_say_what_is_wrong(body, message):
+    with pytest.raises(BadRequest) as caught:
+        read(body)
+    assert caught.value.message == message
+
+
+def test_utf8_is_looked_for_up_to_its_limit():
+    def body(size):
+        return b'{"a":"\xff' + b" " * (size - 9) + b'"}'
+
+    with pytest.raises(BadRequest):
+        read(body(bodies.UTF8_CHECKED_BYTES))
+    assert read(body(bodies.UTF8_CHECKED_BYTES + 1)).a
+
+
+@pytest.mark.parametrize(("value", "is_given"), [(b"", False), (b"null", False), (b"true", True), (b'""', True)])
+def test_null_is_absent(value, is_given):
+    assert bodies.given(Raw(value)) is is_given
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(b"", False), (b"null", False), (b"false", False), (b"true", True)])
+def test_flag(value, wanted):
+    assert bodies.flag(Raw(value), "a") is wanted
+
+
+@pytest.mark.parametrize("value", [b"1", b"0", b'"true"', b"[]", b"{}", b"[1,2,3,4,5]"])
+def test_flag_of_another_type_is_refused_by_name(value):
+    with pytest.raises(BadRequest, match="`stream`"):
+        bodies.flag(Raw(value), "stream")
+
+
+def test_text():
+    assert bodies.text(Raw(b'"a\\u00e9"'), "model") == "aé"
+    assert bodies.text(Raw(b"null"), "model") is None
+
+
+@pytest.mark.parametrize("value", [b"1", b"{}", b'"\xff"', b'"\\ud800 abcdef"'])
+def test_text_of_another_type_is_refused_by_name(value):
+    with pytest.raises(BadRequest, match="`model`"):
+        bodies.text(Raw(value), "model")
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ((b"7",), 7),
+        ((b"null", b"8"), 8),
+        ((b"1", b"8"), 1),
+        ((b"", b""), None),
+        ((b"-1",), None),
+        ((b"1.5",), None),
+        ((b'"9"', b"8"), None),
+        ((b"9" * 18,), int("9" * 18)),
+        ((b"9" * 5000,), None),
+    ],
+)
+def test_limit(values, wanted):
+    assert bodies.limit(*map(Raw, values)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("parameters", "top", "wanted"),
+    [
+        (b'{"max_new_tokens":5,"max_tokens":6}', b"7", 5),
+        (b'{"max_new_tokens":null,"max_tokens":6}', b"7", 6),
+        (b'{"other":1}', b"7", 7),
+        (b"[]", b"7", 7),
+        (b"null", b"", None),
+    ],
+)
+def test_parameter_limit(parameters, top, wanted):
+    assert bodies.parameter_limit(Raw(parameters), Raw(top)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (b"[1,2,3]", 3),
+        (b"[ 1 ,\n2 ]", 2),
+        (b"[]", 0),
+        (b"[ ]", 0),
+        (b"[[]]", 0),
+        (b"[[1,2],[ ],[3]]", 3),
+        (b"[-1]", 1),
+        (b'["1,2"]', None),
+        (b'[[1],"a"]', None),
+        (b"[1.5]", None),
+        (b"[true]", None),
+        (b"[null]", None),
+        (b"[{}]", None),
+        (b'"1,2"', None),
+        (b"5", None),
+        (b"", None),
+    ],
+)
+def test_tokens_are_counted(value, wanted):
+    assert bodies.tokens(Raw(value)) == wanted
+
+
+def test_peek_takes_nothing_for_what_it_cannot_read():
+    numbers = msgspec.json.Decoder(list[int])
+    assert bodies.peek(numbers, Raw(b"[1]")) == [1]
+    assert [bodies.peek(numbers, Raw(value)) for value in (b"", b"null", b"{}", b'["a"]')] == [None] * 4
+
+
+def test_has_needs_a_readable_body():
+    assert bodies.has(DECODER, b'{"a":0}', "a")
+    assert not bodies.has(DECODER, b'{"a":null}', "a")
+    assert not bodies.has(DECODER, b'{"a":0}', "b")
+    assert not bodies.has(DECODER, b'{"a":0', "a")
+
+
+def test_dump_writes_what_strict_readers_take():
+    value = {"\ud800": ["a\udfff", {"b": "é"}, 1]}
+    assert bodies.dump(value) == '{"?":["a?",{"b":"é"},1]}'.encode()
+    assert bodies.dump({"a": None}) == b'{"a":null}'
