@@ -1,0 +1,176 @@
+"""One line for each finished request.
+
+A record has no place for a prompt, an output or a header: what is not in it cannot be logged.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator.core.errors import DeadlineExceeded, EngineFailed, Outcome, RequestError
+
+from .formats import json_line
+from .lines import Stamper, cut_line, printable, quoted
+from .writer import LineWriter
+
+WIRE_IDS_LIMIT = 400
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of a request by its end; filled along its way.
+
+    Attributes:
+        id: the id that the client knows.
+        api: name of the API family; empty where none serves the path.
+        path: path as the client gave it; a query is cut off when it is logged.
+        model: the model name that the client gave.
+        status: status that went out; 0 where none did.
+        prefill: instance id of the last attempt.
+        decode: instance id of the last attempt.
+        wire_ids: the ids of all attempts on engines' wires.
+        attempts: placements that were made.
+        recomputes: how often decode gave the request back.
+        events: tokens of a stream, as far as they can be told apart.
+        bytes_out: body bytes sent to the client.
+        prompt_bytes: size of the prompt.
+        queue_s: time spent waiting for an instance.
+        ttft_s: from arrival to the first token.
+        duration_s: from arrival to the end.
+        error_code: stable code of the error it ended in (docs/errors.md).
+        error_side: who is to blame.
+        error_reason: an engine's failure, or the stage of a deadline, in one word.
+        error_instance: id of the guilty instance.
+        error_detail: text for the log only.
+    """
+
+    id: str
+    api: str
+    path: str
+    stream: bool = False
+    model: str | None = None
+    status: int = 0
+    outcome: Outcome = Outcome.OK
+    prefill: str | None = None
+    decode: str | None = None
+    wire_ids: list[str] = field(default_factory=list)
+    attempts: int = 0
+    recomputes: int = 0
+    events: int = 0
+    bytes_out: int = 0
+    prompt_bytes: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    error_code: str | None = None
+    error_side: str | None = None
+    error_reason: str | None = None
+    error_instance: str | None = None
+    error_detail: str = ""
+
+    def failed(self, error: RequestError) -> None:
+        """Take over how the request failed. Not its status, which may be out already, nor the client's message."""
+        self.outcome = error.outcome
+        self.error_code = error.code
+        self.error_side = error.side
+        self.error_detail = error.detail
+        if isinstance(error, EngineFailed):
+            self.error_reason = error.reason
+            self.error_instance = error.instance_id
+        elif isinstance(error, DeadlineExceeded):
+            self.error_reason = error.stage
+
+
+class AccessLog:
+    """Writes the line of a finished request at INFO; where that level is off, it costs nothing.
+
+    The line is put together by hand and goes past `logging`, which would take longer than all the rest of it.
+
+    Args:
+        log: decides by its level, and names the line.
+        writer: takes the line.
+        as_json: one JSON object instead of text.
+        wall: seconds since the epoch.
+    """
+
+    def __init__(
+        self, log: logging.Logger, writer: LineWriter, *, as_json: bool = False, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._log = log
+        self._name = log.name
+        self._writer = writer
+        self._as_json = as_json
+        self._wall = wall
+        self._stamp = Stamper()
+
+    def finished(self, record: RequestRecord) -> None:
+        """Log one request; call it once, when nothing more will happen to it."""
+        if not self._log.isEnabledFor(logging.INFO):
+            return
+        stamp = self._stamp(self._wall())
+        if self._as_json:
+            head: dict[str, object] = {"time": stamp, "level": "INFO", "logger": self._name, "message": "request"}
+            self._writer.write(json_line(head, _data(record)))
+        else:
+            self._writer.write(cut_line(f"{stamp} INFO {self._name} request {_text(record)}"))
+
+
+def _text(r: RequestRecord) -> str:
+    path = r.path.partition("?")[0]
+    model = "" if r.model is None else f" model={quoted(r.model)}"
+    where = "" if r.prefill is None else _where_text(r, r.prefill)
+    queue = "" if r.queue_s is None else f" queue_ms={r.queue_s * 1000:.1f}"
+    ttft = "" if r.ttft_s is None else f" ttft_ms={r.ttft_s * 1000:.1f}"
+    recomputes = f" recomputes={r.recomputes}" if r.recomputes else ""
+    return (
+        f"id={quoted(r.id)} api={quoted(r.api)} path={quoted(path)}{model} stream={'yes' if r.stream else 'no'}"
+        f" status={r.status} outcome={r.outcome}{where} attempts={r.attempts}{recomputes} events={r.events}"
+        f" bytes={r.bytes_out} prompt_bytes={r.prompt_bytes}{queue}{ttft} duration_ms={r.duration_s * 1000:.1f}"
+        f"{'' if r.error_code is None else _error_text(r)}"
+    )
+
+
+def _where_text(r: RequestRecord, prefill: str) -> str:
+    wire = quoted(",".join(r.wire_ids), WIRE_IDS_LIMIT)
+    return f" prefill={quoted(prefill)} decode={quoted(r.decode or '')} wire={wire}"
+
+
+def _error_text(r: RequestRecord) -> str:
+    parts = [f" error={quoted(r.error_code or '')}"]
+    for key, value in (("side", r.error_side), ("reason", r.error_reason), ("guilty", r.error_instance)):
+        if value:
+            parts.append(f" {key}={quoted(value)}")
+    if r.error_detail:
+        parts.append(f" detail={quoted(r.error_detail)}")
+    return "".join(parts)
+
+
+def _data(r: RequestRecord) -> dict[str, object]:
+    """The same fields under the same names; those that are not known are left out."""
+    fields: dict[str, object] = {
+        "id": printable(r.id),
+        "api": r.api,
+        "path": printable(r.path.partition("?")[0]),
+        "model": printable(r.model or "") or None,
+        "stream": r.stream,
+        "status": r.status,
+        "outcome": r.outcome,
+        "prefill": printable(r.prefill or "") or None,
+        "decode": printable(r.decode or "") or None,
+        "wire": printable(",".join(r.wire_ids), WIRE_IDS_LIMIT) or None,
+        "attempts": r.attempts,
+        "recomputes": r.recomputes or None,
+        "events": r.events,
+        "bytes": r.bytes_out,
+        "prompt_bytes": r.prompt_bytes,
+        "queue_ms": None if r.queue_s is None else round(r.queue_s * 1000, 1),
+        "ttft_ms": None if r.ttft_s is None else round(r.ttft_s * 1000, 1),
+        "duration_ms": round(r.duration_s * 1000, 1),
+        "error": r.error_code,
+        "side": r.error_side,
+        "reason": r.error_reason,
+        "guilty": printable(r.error_instance or "") or None,
+        "detail": printable(r.error_detail) or None,
+    }
+    return {key: value for key, value in fields.items() if value is not None}

@@ -1,0 +1,106 @@
+"""Log lines to a stream, many with one system call."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+FLUSH_AFTER_S = 0.1
+FLUSH_CHARS = 65536
+
+
+class LineWriter:
+    """Collects lines and writes them at the latest after `FLUSH_AFTER_S` or `FLUSH_CHARS`, and when told to.
+
+    A write from outside an event loop goes out at once. A stream that takes nothing any more (a closed pipe) costs its
+    lines, which are counted in `lost`; it never fails a request. May be used from any thread.
+
+    Args:
+        stream: where the lines go; it is flushed, but never closed.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lost = 0
+        self._stream = stream
+        self._clock = clock
+        # re-entrant: the garbage collector may log (a task that nobody awaited) while this thread is in here
+        self._lock = threading.RLock()
+        self._lines: list[str] = []
+        self._chars = 0
+        self._since_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, line: str) -> None:
+        """Add one line; it has no line end of its own."""
+        with self._lock:
+            now_s = self._clock()
+            if not self._lines:
+                self._since_s = now_s
+                self._arm()
+            self._lines.append(line)
+            self._chars += len(line)
+            # the age counts where the timer does not fire: its loop is gone or does not get to it
+            late = self._timer is None or now_s - self._since_s > 2 * FLUSH_AFTER_S
+            if late or self._chars >= FLUSH_CHARS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is there."""
+        with self._lock:
+            lines, self._lines, self._chars = self._lines, [], 0
+            if lines:
+                self._put(lines)
+
+    def _arm(self) -> None:
+        # a timer belongs to its loop's thread: it is never cancelled from here, at worst it finds nothing to write
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._timer is None or self._loop is not loop:
+            self._loop = loop
+            self._timer = loop.call_later(FLUSH_AFTER_S, self._due, loop)
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if self._loop is loop:
+                self._loop = self._timer = None
+            self.flush()
+
+    def _put(self, lines: list[str]) -> None:
+        text = "\n".join(lines) + "\n"
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost += len(lines)
+
+
+class LineHandler(logging.Handler):
+    """Takes log records to a `LineWriter`; a warning or worse goes out at once, with all before it."""
+
+    def __init__(self, writer: LineWriter, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self._writer = writer
+        self.setFormatter(formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format and write one record; a record that cannot be formatted is named without its content."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a border: no log call may fail its caller
+            line = f"log record of {record.name} line {record.lineno} is unreadable: {type(error).__name__}"
+        self._writer.write(line)
+        if record.levelno >= logging.WARNING:
+            self._writer.flush()
+
+    def flush(self) -> None:
+        """Write what is there; `logging` calls this on exit."""
+        self._writer.flush()
