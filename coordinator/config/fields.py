@@ -1,0 +1,81 @@
+"""Types of single values: ranges, choices, names."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+
+from .address import host_of, parse_url
+from .errors import Refusal, did_you_mean, shown
+from .source import ENGINES, Known
+
+_YEAR_S = 31_536_000
+_GROUP_BITS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_PLUGIN = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:\0]+\.py):[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"[A-Za-z0-9._:@+=~,\[\]-]{1,128}")
+
+
+def _engine(name: str, info: ValidationInfo) -> str:
+    return _one_of(name, "engine", (info.context or Known()).engines)
+
+
+def _policy(name: str, info: ValidationInfo) -> str:
+    return _one_of(name, "policy", (info.context or Known()).policies)
+
+
+def _one_of(name: str, what: str, known: tuple[str, ...] | None) -> str:
+    if _PLUGIN.fullmatch(name):
+        return name
+    if known is None:
+        if _NAME.fullmatch(name):
+            return name
+        raise Refusal(f"must be the name of a {what} or module:Class, not {shown(name)}")
+    if name in known:
+        return name
+    raise Refusal(f"must be one of: {', '.join(known)}; or module:Class, not {shown(name)}", did_you_mean(name, known))
+
+
+def _url(text: str) -> str:
+    parse_url(text)
+    return text
+
+
+def _path(text: str) -> str:
+    if re.fullmatch(r"/[!-~]*", text):
+        return text
+    raise Refusal(f"must be a path that begins with / and has no spaces, not {shown(text)}")
+
+
+def _identifier(text: str) -> str:
+    if _IDENTIFIER.fullmatch(text):
+        return text
+    raise Refusal(f"must be 1 to 128 characters out of a-z A-Z 0-9 . _ : @ + = ~ , [ ] -; not {shown(text)}")
+
+
+def _group(value: object) -> object:
+    """Groups are text inside; MindIE's are numbers."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _GROUP_BITS
+    return str(value) if is_number else value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Host = Annotated[str, AfterValidator(host_of)]
+Url = Annotated[str, AfterValidator(_url)]
+UrlPath = Annotated[str, AfterValidator(_path)]
+Identifier = Annotated[str, AfterValidator(_identifier)]
+Group = Annotated[Text, BeforeValidator(_group), WithJsonSchema({"type": ["string", "integer"]})]
+
+EngineName = Annotated[
+    str,
+    AfterValidator(_engine),
+    WithJsonSchema({"anyOf": [{"enum": list(ENGINES)}, {"type": "string", "pattern": ".:."}]}),
+]
+PolicyName = Annotated[str, AfterValidator(_policy)]
+
+ListenPort = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Size = Annotated[int, Field(ge=1, le=2**40)]
+Factor = Annotated[float, Field(ge=0, le=10**9)]
+Seconds = Annotated[float, Field(ge=0, le=_YEAR_S)]
+Period = Annotated[float, Field(ge=0.01, le=_YEAR_S)]

@@ -1,0 +1,168 @@
+"""Defaults, and what settings tell about themselves."""
+
+import math
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from coordinator.config import Settings, Timeouts, notes, parse, restart_keys
+
+PUBLIC_DEFAULTS = """
+server:
+  host: 127.0.0.1
+  port: 1025
+  management_host: 127.0.0.1
+  management_port: 1026
+  metrics_port: null
+  status_port: null
+  workers: 1
+  route_headers: false
+cluster:
+  engine: mindie
+  model: null
+  model_aliases: []
+  instances: []
+scheduling:
+  policy: load_balance
+  fallback: hybrid
+  load_balance:
+    bytes_to_tokens: 0.22
+    count_blocks: true
+    respect_capacity: true
+    capacity_rate: 1.1
+    order: fcfs
+    weight_sequence_time: 0
+    sequence_tokens_offset: 1024
+    cores: 24
+    cores_per_group: 6
+    weight_peak_slots: 0
+    weight_reported_blocks: 1
+    weight_slots: 0
+    weight_blocks: 1
+limits:
+  max_requests: 10000
+  max_queue: 1000
+  max_body_bytes: 33554432
+  max_header_bytes: 32768
+  stream_buffer_bytes: 4194304
+timeouts:
+  connect_s: 5
+  schedule_s: 60
+  first_token_s: 600
+  inter_token_s: 120
+  request_s: 3600
+  drain_s: 30
+retry:
+  max_attempts: 3
+  max_recomputes: 16
+health:
+  interval_s: 5
+  timeout_s: 3
+  fail_after: 3
+  recover_after: 2
+  path: null
+logging:
+  level: info
+  format: text
+"""
+
+
+def test_defaults_are_the_public_ones():
+    assert Settings().model_dump(mode="json") == yaml.safe_load(PUBLIC_DEFAULTS)
+
+
+def test_writing_the_defaults_out_changes_nothing():
+    assert parse(PUBLIC_DEFAULTS) == Settings()
+    assert parse("{}") == Settings()
+
+
+def test_sections_with_nothing_in_them_count_as_left_out():
+    text = "server:\nlimits:\ncluster:\n  instances:\n  model_aliases:\nscheduling:\n  load_balance:\n"
+    assert parse(text) == Settings()
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValidationError):
+        Settings().server.port = 3
+
+
+def test_a_zero_deadline_is_infinite():
+    effective = Timeouts(connect_s=0, drain_s=0.5).effective
+    assert (effective.connect_s, effective.drain_s, effective.schedule_s) == (math.inf, 0.5, 60)
+
+
+@pytest.mark.parametrize(
+    ("given", "policies"),
+    [
+        ("round_robin", ("round_robin", "round_robin")),
+        ("{prefill: a, decode: b}", ("a", "b")),
+        ("my.module:Policy", ("my.module:Policy", "my.module:Policy")),
+        ("policies/mine.py:Policy", ("policies/mine.py:Policy", "policies/mine.py:Policy")),
+    ],
+)
+def test_policies(given, policies):
+    assert parse(f"scheduling:\n  policy: {given}\n").scheduling.policies == policies
+
+
+@pytest.mark.parametrize("engine", ["vllm", "my_engine:Engine", "a.b.c:Engine", "/etc/engines/mine.py:Engine"])
+def test_engines(engine):
+    assert parse(f"cluster: {{engine: '{engine}'}}").cluster.engine == engine
+
+
+@pytest.mark.parametrize(
+    ("given", "host"), [("'::1'", "::1"), ("'[::1]'", "::1"), ("'::'", "::"), ("0.0.0.0", "0.0.0.0"), ("A-b", "a-b")]
+)
+def test_hosts_to_listen_on(given, host):
+    assert parse(f"server:\n  host: {given}\n").server.host == host
+
+
+def test_free_ports_may_all_be_zero():
+    server = parse("server: {port: 0, management_port: 0, metrics_port: 0, status_port: 0}").server
+    assert (server.port, server.management_port, server.metrics_port, server.status_port) == (0, 0, 0, 0)
+
+
+def test_scalars_are_read_as_yaml_has_them():
+    cluster = parse("cluster:\n  model: 2026-01-01\n  model_aliases: ['on', !!str 7, \"x\\ty\"]\n").cluster
+    assert (cluster.model, cluster.model_aliases) == ("2026-01-01", ("on", "7", "x\ty"))
+
+
+def test_wanted_files_grow_with_the_live_requests():
+    assert parse("limits: {max_requests: 1000}").limits.wanted_files == 3256
+
+
+def cluster(*entries: str, more: str = "") -> Settings:
+    return parse("cluster:\n  instances: [" + ", ".join(f"{{{entry}}}" for entry in entries) + "]\n" + more)
+
+
+P = "role: prefill, url: 'http://a:1'"
+D = "role: decode, url: 'http://b:1'"
+H = "role: hybrid, url: 'http://c:1'"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), ["cluster.instances is empty"]),
+        (cluster(P), ["no decode instance"]),
+        (cluster(D), ["no prefill instance"]),
+        (cluster(P, D), []),
+        (cluster(H), []),
+        (cluster(H, more="scheduling: {fallback: none}"), ["only hybrid instances"]),
+        (cluster(H, P), []),
+        (cluster(P, D, "role: decode, url: 'http://a:1'"), ["a:1 is listed as prefill and as decode"]),
+        (cluster(P, D, more="  model_aliases: [m]"), ["model_aliases has no effect"]),
+        (cluster(P, D, more="  model_aliases: [m]\n  model: n"), []),
+    ],
+)
+def test_notes(settings, words):
+    found = notes(settings)
+    assert len(found) == len(words)
+    assert all(word in note for word, note in zip(words, found, strict=True))
+
+
+def test_keys_that_need_a_restart():
+    old = parse("server: {port: 1, workers: 1, route_headers: false}")
+    new = parse("server: {port: 2, workers: 3, route_headers: true}\nlimits: {max_queue: 0}")
+    assert restart_keys(old, new) == ("server.port", "server.workers")
+    assert restart_keys(old, old) == ()
