@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.config import ConfigError, Known, Problem, load, parse
+from coordinator.config import ConfigError, Known, Problem, parse
 
 ENGINES = "mindie, vllm, sglang, microserving, xllm, disaggpb, hybrid"
 PAIR = "cluster:\n  instances:\n    - role: prefill\n      url: http://a:1\n    - role: decode\n      url: http://b:2\n"
@@ -284,35 +284,6 @@ def test_nesting_is_bounded():
     with pytest.raises(ConfigError) as caught:
         parse(instance("opt: " + "[" * 60 + "]" * 60))
     assert [problem.reason for problem in caught.value.problems] == ["is nested too deeply"]
-
-
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
-        (lambda path: None, "cannot be read: no such file or directory"),
-        (lambda path: path.mkdir(), "cannot be read: is a directory"),
-        (lambda path: path.write_bytes(b"a" * (16 * 2**20 + 1)), "is larger than 16777216 bytes"),
-    ],
-)
-def test_unreadable_file(tmp_path, make, line):
-    path = tmp_path / "c.yaml"
-    make(path)
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    assert str(caught.value) == f"{path}: {line}"
-
-
-@pytest.mark.parametrize("data", [b"server:\n  host: \xff\n", "server:\n  host: a".encode("utf-16")])
-def test_other_encodings(tmp_path, data):
-    path = tmp_path / "c.yaml"
-    path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"c\.yaml:[12]: is not UTF-8 text$"):
-        load(path)
-
-
-def test_name_that_no_file_can_have(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot be read: not a file name$"):
-        load(tmp_path / "a\0b")
 
 
 def test_problem_without_line_and_path():
