@@ -3,12 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import msgspec
+from msgspec import Raw
+
 from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask, Headers
 
 from . import bodies
 
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _DATA = b"data:"
 _NO_DATA = (b":", b"event:", b"id:", b"retry:")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -49,6 +53,18 @@ class Family(ABC):
     def engine_path(self, path: str) -> str:
         """The path under which engines know this call: without the slash that clients may put at its end."""
         return path.rstrip("/") or "/"
+
+    def renamed(self, path: str, body: bytes, model: str) -> tuple[str, bytes]:
+        """An engine's path and a body with another model name, every other value byte for byte as it was.
+
+        Raises:
+            BadRequest: the body cannot be read.
+        """
+        fields = bodies.read(_FIELDS, body)
+        if "model" not in fields:
+            return path, body
+        fields["model"] = Raw(bodies.dump(model))
+        return path, msgspec.json.encode(fields)
 
     def error_body(self, error: RequestError) -> bytes:
         """A whole error answer: `{"error":"text"}`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Raw
@@ -91,6 +91,12 @@ class Triton(Family):
         if parts[4:5] == ["versions"]:
             del parts[4:6]
         return "/".join(parts)
+
+    def renamed(self, path: str, body: bytes, model: str) -> tuple[str, bytes]:
+        """The path with another model name; the body names none."""
+        parts = path.split("/")
+        parts[3] = quote(model, safe="")
+        return "/".join(parts), body
 
     def error_event(self, error: RequestError) -> bytes:
         """The same after `data:`, without the space that the family's engines leave out (MindIE §5.3)."""

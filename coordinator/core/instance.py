@@ -75,7 +75,7 @@ class Instance:
     group: str | None = None
     peers: frozenset[str] | None = None
     capacity: Capacity = Capacity()
-    options: Mapping[str, object] = field(default=NO_OPTIONS, hash=False)
+    options: Mapping[str, object] = field(default_factory=lambda: NO_OPTIONS, hash=False)
 
     @property
     def key(self) -> tuple[str, Role, Address]:

@@ -1,6 +1,6 @@
 """Interfaces between the packages. What implements one of them passes its conformance kit in tests/conformance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,21 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Decode gave the request back: it must be placed again, with this body; what was sent stays sent."""
+    """Decode gave the request back: it must be placed again, with this body; what was sent stays sent.
 
+    `wire_id` is the id under which the engine protocol goes on with it, where it asks for the same one.
+    """
+
+    body: bytes
+    wire_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of an instance to a call that is no inference."""
+
+    status: int
+    content_type: bytes
     body: bytes
 
 
@@ -41,12 +54,23 @@ class Out(Protocol):
         """Send stream bytes as they are. `now_s`: monotonic time of arrival. `token`: counts for TTFT and ITL."""
         ...
 
-    def finish(self, data: bytes, now_s: float, *, token: bool = True) -> None:
-        """Send the last stream bytes, what the family's streams end with if it is not there yet, and the end."""
+    def finish(self, data: bytes, now_s: float, *, token: bool = True, after: bytes = b"") -> None:
+        """Send the last stream bytes, what the family's streams end with if it is not there yet, and the end.
+
+        `after`: the stream's bytes before `data`, as far back as the caller knows them.
+        """
         ...
 
     def only_opens(self, data: bytes) -> bool:
         """Whether a stream piece only opens the stream (a role without content), by the family's rules."""
+        ...
+
+    def ends(self, data: bytes) -> bool:
+        """Whether `data`, the last bytes of a stream, holds the family's own sign of a whole answer."""
+        ...
+
+    def paced_by(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Give the relay the means to slow this request's own source down while the client is slow."""
         ...
 
     def whole(self, body: bytes, now_s: float, content_type: bytes = b"application/json") -> None:
@@ -99,8 +123,12 @@ class Watcher(Protocol):
 class EngineProtocol(Protocol):
     """The choreography of one engine family: which calls, in which order, to serve one request."""
 
-    def options(self, given: Mapping[str, object]) -> Mapping[str, object]:
-        """Validate the engine-specific keys of an instance; raises ValueError with a sentence that names the key."""
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate the engine-specific keys of an instance; raises config.OptionError, or ValueError with a sentence.
+
+        Static, so that a configuration can be checked without anything being built.
+        """
         ...
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
@@ -119,6 +147,10 @@ class EngineProtocol(Protocol):
         """Run one attempt. Raises RequestError. Cancellation stops both instances in the engine's own way."""
         ...
 
+    async def call(self, request: Request, instance: Instance) -> Answer:
+        """Pass one call that is no inference (a tokenizer's) to one instance; raises RequestError."""
+        ...
+
     async def aclose(self) -> None:
         """Send the aborts that are still due, then release everything."""
         ...
@@ -128,7 +160,7 @@ class EngineProtocol(Protocol):
 class Route:
     """One path of an API family.
 
-    `template` holds `{name}` for one path segment. `operation` names what the family does there: `infer` for a request
+    `template` holds `{name}` for one path segment, or `{*name}` at its end for all that is left. `operation` names what the family does there: `infer` for a request
     that goes to an engine, else one of `models`, `model`, `info`, `live`, `ready`, `tokenize`, `server`, `config`.
     """
 
@@ -170,5 +202,12 @@ class ApiFamily(Protocol):
         ...
 
     def only_opens(self, piece: bytes) -> bool:
-        """Whether a stream piece only opens the stream (a role and no content), so that a second one may be dropped."""
+        """Whether a stream piece only opens the stream: a role and no content, or comments, and no token yet."""
+        ...
+
+    def ends(self, data: bytes) -> bool:
+        """Whether `data`, the last bytes of a stream (at least its last event), holds the sign of a whole answer.
+
+        OpenAI: `[DONE]` or a finish reason; TGI and MindIE: `generated_text`; Triton, vLLM: nothing to go by, so true.
+        """
         ...

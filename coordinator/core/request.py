@@ -46,7 +46,7 @@ class Request:
         query: query string without `?`, passed on as it came.
         headers: end-to-end headers that may travel on, lower-case names; no hop-by-hop, framing or control header.
         body: the body as received (expanded if it came compressed).
-        again: whether an engine gave the request back with a new body (recompute).
+        wire_id: set when an engine gave the request back (recompute): the id under which its protocol goes on.
     """
 
     id: str
@@ -58,13 +58,13 @@ class Request:
     ask: Ask
     arrived_s: float
     deadlines: Deadlines
-    again: bool = False
+    wire_id: str = ""
 
     @property
     def target(self) -> str:
         """Path and query for the request line."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
-    def resumed(self, body: bytes, ask: Ask) -> Self:
+    def resumed(self, body: bytes, ask: Ask, wire_id: str) -> Self:
         """The request that continues this one with a body given by an engine."""
-        return replace(self, body=body, ask=ask, again=True)
+        return replace(self, body=body, ask=ask, wire_id=wire_id)

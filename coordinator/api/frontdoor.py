@@ -1,0 +1,204 @@
+"""The front door: from a client's HTTP request to a request for the dispatcher, and from any error to its answer."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.api import openai, tgi, triton
+from coordinator.api.family import Family
+from coordinator.api.headers import forwardable, request_id
+from coordinator.api.models import ModelNames
+from coordinator.api.routes import Match, RouteTable, choose
+from coordinator.core.errors import ClientGone, InternalError, RequestError, UnknownPath, WrongMethod
+from coordinator.core.request import Deadlines, Request
+from coordinator.dispatch import Dispatcher
+from coordinator.observability.access import AccessLog, RequestRecord
+from coordinator.observability.metrics import Metrics
+from coordinator.relay import Relay
+from coordinator.server.exchange import Exchange
+
+TRACE = logging.getLogger("pd_coordinator.api")
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """What the front door reads from the configuration; times in seconds, infinity where off."""
+
+    schedule_s: float
+    first_token_s: float
+    inter_token_s: float
+    request_s: float
+    stream_buffer_bytes: int
+    tell_route: bool
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Who is told of finished requests; `traffic` takes prompt bytes and events."""
+
+    metrics: Metrics
+    access: AccessLog
+    traffic: Callable[[int, int], None]
+
+
+class FrontDoor:
+    """Handles every request of the data plane; its `handle` is the server's handler.
+
+    Args:
+        ready: whether a request could be placed now, and the sentence that says why (not).
+    """
+
+    def __init__(
+        self,
+        table: RouteTable,
+        dispatcher: Dispatcher,
+        models: ModelNames,
+        telemetry: Telemetry,
+        settings: DoorSettings,
+        ready: Callable[[], tuple[bool, str]],
+    ) -> None:
+        self._table = table
+        self._dispatcher = dispatcher
+        self._models = models
+        self._metrics = telemetry.metrics
+        self._telemetry = telemetry
+        self.settings = settings
+        self._ready = ready
+        self._started_s = int(time.time())
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Answer one request, whatever it is; cancelled when its client leaves."""
+        family = self._table.family_of(exchange.path)
+        try:
+            if exchange.refusal is not None:
+                raise exchange.refusal
+            match = self._table.match(exchange.method, exchange.path)
+        except RequestError as error:
+            if isinstance(error, UnknownPath | WrongMethod):
+                self._metrics.unrouted.labels(error.code).inc()
+            self._relay(exchange, family, self._record(exchange, family)).fail(error)
+            return
+        if match.operation in ("infer", "tokenize"):
+            await self._engine_call(exchange, match)
+        else:
+            self._answer_self(exchange, match)
+
+    # --- calls that go to an engine
+
+    async def _engine_call(self, exchange: Exchange, match: Match) -> None:
+        family = choose(match, exchange.path, exchange.body)
+        record = self._record(exchange, family)
+        relay = self._relay(exchange, family, record)
+        try:
+            request = self._request(exchange, family, record)
+            if match.operation == "infer":
+                await self._dispatcher.run(request, relay, record)
+            else:
+                answer = await self._dispatcher.call(request)
+                relay.answer(answer.status, answer.body, answer.content_type)
+        except RequestError as error:
+            record.failed(error)
+            relay.fail(error)
+        except asyncio.CancelledError:
+            record.failed(ClientGone("the client has left"))
+            raise
+        except Exception as error:  # noqa: BLE001  # the border: one request's fault must not hurt another
+            TRACE.exception("request %s failed inside the coordinator", record.id)
+            failure = InternalError(type(error).__name__)
+            record.failed(failure)
+            relay.fail(failure)
+        finally:
+            self._account(exchange, family, record)
+
+    def _request(self, exchange: Exchange, family: Family, record: RequestRecord) -> Request:
+        family.check_headers(exchange.headers)
+        ask = family.parse(exchange.path, exchange.body)
+        record.stream, record.model, record.prompt_bytes = ask.stream, ask.model, ask.prompt_bytes
+        path, body = family.engine_path(exchange.path), exchange.body
+        model = self._models.resolve(ask.model)
+        if model is not None and model != ask.model:
+            path, body = family.renamed(path, body, model)
+            ask = replace(ask, model=model)
+        arrived_s, settings = exchange.arrived_s, self.settings
+        return Request(
+            id=record.id,
+            api=family.name,
+            path=path,
+            query=exchange.query,
+            headers=forwardable(exchange.headers),
+            body=body,
+            ask=ask,
+            arrived_s=arrived_s,
+            deadlines=Deadlines(
+                scheduled_s=arrived_s + settings.schedule_s,
+                first_token_s=arrived_s + settings.first_token_s,
+                finished_s=arrived_s + settings.request_s,
+                inter_token_s=settings.inter_token_s,
+            ),
+        )
+
+    def _account(self, exchange: Exchange, family: Family, record: RequestRecord) -> None:
+        record.duration_s = time.monotonic() - exchange.arrived_s
+        cells = self._metrics.for_api(family.name)
+        cells.outcome(record.outcome).inc()
+        cells.duration.observe(record.duration_s)
+        self._telemetry.traffic(record.prompt_bytes, record.events)
+        self._telemetry.access.finished(record)
+
+    # --- answers of our own
+
+    def _answer_self(self, exchange: Exchange, match: Match) -> None:
+        family = match.families[0]
+        record = self._record(exchange, family)
+        relay = self._relay(exchange, family, record)
+        try:
+            status, body = self._own_answer(match, family)
+        except RequestError as error:
+            relay.fail(error)
+        else:
+            relay.answer(status, body)
+
+    def _own_answer(self, match: Match, family: Family) -> tuple[int, bytes]:
+        name = match.params.get("model")
+        ready, _ = self._ready()
+        if name is not None:
+            self._models.known(name)
+        match family.name, match.operation:
+            case "openai", "models":
+                return 200, openai.models_body(self._models.names(), self._started_s)
+            case "openai", "model":
+                return 200, openai.model_body(str(name), self._started_s)
+            case "tgi", "info":
+                return 200, tgi.info_body(next(iter(self._models.names()), None), self.settings.version)
+            case "tgi", _:
+                return (200 if ready else 503), tgi.health_body(ready=ready)
+            case "triton", "server":
+                return 200, triton.server_body(self.settings.version)
+            case "triton", "model":
+                return 200, triton.model_body(str(name))
+            case "triton", "config":
+                return 200, triton.model_config_body(str(name))
+            case "triton", "live":
+                return 200, triton.live_body()
+            case _:
+                return (200 if ready else 503), triton.ready_body(ready=ready)
+
+    # --- both
+
+    def _record(self, exchange: Exchange, family: Family) -> RequestRecord:
+        ident = request_id(exchange.headers) or secrets.token_hex(8)
+        return RequestRecord(id=ident, api=family.name, path=exchange.path)
+
+    def _relay(self, exchange: Exchange, family: Family, record: RequestRecord) -> Relay:
+        return Relay(
+            exchange,
+            family,
+            self._metrics.for_api(family.name),
+            record,
+            limit_bytes=self.settings.stream_buffer_bytes,
+            tell_route=self.settings.tell_route,
+        )

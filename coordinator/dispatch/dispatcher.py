@@ -1,0 +1,221 @@
+"""Attempts of one request, one after the other, until it is answered or nothing is left to try."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from coordinator.cluster import Cluster
+from coordinator.core.errors import (
+    BadRequest,
+    Draining,
+    EngineFailed,
+    EngineRefused,
+    NoInstance,
+    RequestError,
+    Side,
+    TooManyRequests,
+)
+from coordinator.core.ports import Answer, Completed, EngineProtocol, Outcome, Resume
+from coordinator.core.request import Request
+from coordinator.dispatch.flight import Flight, Watch
+from coordinator.observability.access import RequestRecord
+from coordinator.observability.metrics import Metrics
+from coordinator.relay import Relay
+from coordinator.scheduler import Lease, Scheduler
+from coordinator.transport.scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """How much and how often."""
+
+    max_requests: int = 10000
+    max_attempts: int = 3
+    max_recomputes: int = 16
+
+
+class Dispatcher:
+    """Runs requests: the one place that admits, places, retries and resumes them.
+
+    Args:
+        scheduler: says where.
+        cluster: is told what went well and what failed.
+        engines: protocols by the name that instances carry.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cluster: Cluster,
+        engines: Mapping[str, EngineProtocol],
+        metrics: Metrics,
+        limits: DispatchLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._cluster = cluster
+        self._engines = engines
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._scopes: set[Scope] = set()
+        self._idle = asyncio.Event()
+        self.draining = False
+
+    @property
+    def live(self) -> int:
+        """Requests that are there and have not ended."""
+        return len(self._scopes)
+
+    async def run(self, request: Request, relay: Relay, record: RequestRecord) -> None:
+        """See a request through to its end.
+
+        Raises:
+            RequestError: how it failed; what was sent until then stays sent.
+
+        Cancellation (the client has left) stops both instances and gives the whole load back.
+        """
+        if self.draining:
+            raise Draining
+        if len(self._scopes) >= self._limits.max_requests:
+            raise TooManyRequests("too many requests are being served")
+        scope = Scope()
+        self._scopes.add(scope)
+        try:
+            async with scope:
+                relay.on_cut = scope.interrupt
+                flight = Flight(request, relay, record)
+                with Watch(flight, scope.interrupt, self._clock):
+                    await self._attempts(flight)
+        finally:
+            relay.on_cut = None
+            self._scopes.discard(scope)
+            if not self._scopes:
+                self._idle.set()
+
+    async def _attempts(self, flight: Flight) -> None:
+        record, relay = flight.record, flight.relay
+        avoid: set[str] = set()
+        reason, tries, failure = "first", 0, None
+        while True:
+            lease = await self._place(flight, avoid, failure)
+            record.attempts += 1
+            tries += 1
+            self._metrics.attempts.labels(reason).inc()
+            sent_before = relay.pieces
+            try:
+                outcome = await self._attempt(flight, lease)
+            except EngineFailed as error:
+                untouched = relay.pieces == sent_before and (not relay.started or bool(flight.request.wire_id))
+                if not untouched or tries >= self._limits.max_attempts:
+                    raise
+                avoid.add(error.instance_id)
+                reason, failure = error.reason, error
+                continue
+            if isinstance(outcome, Completed):
+                return
+            flight.request = self._resumed(flight, outcome, lease)
+            reason, tries, failure = "recompute", 0, None
+
+    def _resumed(self, flight: Flight, outcome: Resume, lease: Lease) -> Request:
+        """The request that decode has given back; what was sent stays sent, model and kind of answer stay too."""
+        request = flight.request
+        flight.record.recomputes += 1
+        self._metrics.recomputes.labels().inc()
+        if flight.record.recomputes > self._limits.max_recomputes:
+            raise EngineFailed(Side.DECODE, lease.decode.id, "recompute", detail="given back too often")
+        try:
+            ask = flight.relay.family.parse(request.path, outcome.body)
+        except BadRequest as error:
+            raise EngineFailed(Side.DECODE, lease.decode.id, "recompute", detail=error.message) from error
+        ask = replace(ask, model=request.ask.model, stream=request.ask.stream)
+        return request.resumed(outcome.body, ask, outcome.wire_id)
+
+    async def _place(self, flight: Flight, avoid: set[str], failure: EngineFailed | None) -> Lease:
+        """Get a placement; where a failed attempt leaves none to try, that failure is the answer."""
+        try:
+            lease = self._scheduler.try_place(flight.request, avoid)
+            if lease is None:
+                lease = await self._scheduler.place(flight.request, avoid=avoid)
+        except NoInstance:
+            if failure is not None:
+                raise failure from None
+            raise
+        record = flight.record
+        record.prefill, record.decode = lease.prefill.id, lease.decode.id
+        if record.queue_s is None:
+            record.queue_s = lease.placed_s - flight.request.arrived_s
+        return lease
+
+    async def _attempt(self, flight: Flight, lease: Lease) -> Outcome:
+        flight.lease = lease
+        engine = self._engines[lease.prefill.engine]
+        try:
+            with lease:
+                outcome = await engine.serve(flight.request, lease, flight.relay)
+        except EngineFailed as error:
+            self._blame(lease, error)
+            raise
+        except EngineRefused:
+            self._cluster.credit(lease.prefill)
+            raise
+        finally:
+            flight.lease = None
+            flight.record.wire_ids.extend(lease.wire_ids)
+            self._time(flight, lease)
+        self._cluster.credit(lease.prefill)
+        if lease.decode is not lease.prefill and isinstance(outcome, Completed):
+            self._cluster.credit(lease.decode)
+        return outcome
+
+    def _blame(self, lease: Lease, error: EngineFailed) -> None:
+        """Charge the guilty instance, and it alone."""
+        guilty = lease.prefill if error.instance_id == lease.prefill.id else lease.decode
+        self._metrics.engine_failures.labels(error.instance_id, error.side, error.reason).inc()
+        self._cluster.charge(guilty, error)
+
+    def _time(self, flight: Flight, lease: Lease) -> None:
+        stages = self._metrics.stages
+        if flight.record.attempts == 1:
+            stages.queue.observe(lease.placed_s - flight.request.arrived_s)
+        sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
+        if sent_s is not None and prefilled_s is not None:
+            stages.prefill.observe(prefilled_s - sent_s)
+            if decoding_s is not None:
+                stages.handoff.observe(max(0.0, decoding_s - prefilled_s))
+        if decoding_s is not None and lease.ended_s is not None:
+            stages.decode.observe(max(0.0, lease.ended_s - decoding_s))
+
+    async def call(self, request: Request) -> Answer:
+        """Pass a call that is no inference to the instance with the least to do.
+
+        Raises:
+            RequestError: as for inference; one instance is tried.
+        """
+        if self.draining:
+            raise Draining
+        instance = self._scheduler.least_busy(request.ask.model)
+        if instance is None:
+            raise NoInstance("no instance is ready")
+        try:
+            return await self._engines[instance.engine].call(request, instance)
+        except EngineFailed as error:
+            self._cluster.charge(instance, error)
+            raise
+
+    async def drained(self, within_s: float) -> None:
+        """Wait until no request is live, at most `within_s` (infinity: as long as it takes)."""
+        while self._scopes:
+            self._idle.clear()
+            try:
+                async with asyncio.timeout(None if math.isinf(within_s) else within_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                return
+
+    def interrupt_all(self, error: RequestError) -> None:
+        """End every live request with `error`."""
+        for scope in list(self._scopes):
+            scope.interrupt(error)

@@ -1,0 +1,31 @@
+"""What every engine protocol is given to work with."""
+
+import logging
+import ssl
+from dataclasses import dataclass
+
+from coordinator.core.ids import WireIds
+from coordinator.observability.metrics import Metrics
+from coordinator.transport.client import HttpClient
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """The coordinator's means, as far as engines need them; one per process.
+
+    Attributes:
+        client: opens every HTTP connection to an instance.
+        ids: makes the ids on the engines' wires.
+        connect_s: how long opening a connection may take.
+        health_path: path of health checks; None: the engine's own.
+        health_timeout_s: how long a health check may take.
+    """
+
+    client: HttpClient
+    ids: WireIds
+    metrics: Metrics
+    log: logging.Logger
+    connect_s: float = 5.0
+    health_path: str | None = None
+    health_timeout_s: float = 3.0
+    ssl_context: ssl.SSLContext | None = None

@@ -1,0 +1,75 @@
+"""Any OpenAI-compatible engine that does both stages itself: the request goes through, the answer comes as it is."""
+
+from collections.abc import Mapping
+
+from coordinator.config.errors import OptionError
+from coordinator.core.instance import Instance
+from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.request import Headers, Request
+from coordinator.engines.context import EngineContext
+from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.transport.errors import TransportError
+
+HEALTH_PATH = "/health"
+
+
+class HybridEngine:
+    """Engine protocol `hybrid`: implements core.ports.EngineProtocol with one plain call."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._client = context.client
+
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """This engine's instances have no keys of their own."""
+        for key in given:
+            raise OptionError(key, "unknown key")
+        return {}
+
+    def attach(self, instance: Instance, watcher: Watcher) -> None:  # noqa: ARG002
+        """Nothing stands open between requests."""
+        watcher.linked()
+
+    async def detach(self, instance: Instance) -> None:
+        """Close idle connections."""
+        self._client.close_address(instance.address)
+
+    async def probe(self, instance: Instance) -> str | None:
+        """Alive is whoever answers without a 5xx; the model's name is not asked for."""
+        deadline_s = self._client.clock() + self._context.health_timeout_s
+        path = self._context.health_path or HEALTH_PATH
+        try:
+            reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
+        except TransportError as error:
+            raise failed(instance, error) from error
+        if reply.status >= 500:
+            raise refusal(instance, reply.status, reply.headers, b"")
+        return None
+
+    async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
+        """Pass one request through. Cancellation closes the connection, which ends it at the engine."""
+        wire_id = self._context.ids.next()
+        placement.prefill_sent(wire_id)
+        headers: Headers = (*request.headers, (b"x-request-id", wire_id.encode()))
+        return await relay_plain(self._client, request, headers, placement.prefill, placement, out)
+
+    async def call(self, request: Request, instance: Instance) -> Answer:
+        """Pass a call that is no inference through."""
+        try:
+            reply = await self._client.fetch(
+                instance.address,
+                b"POST",
+                request.target,
+                request.headers,
+                request.body,
+                deadline_s=request.deadlines.finished_s,
+            )
+        except TransportError as error:
+            raise failed(instance, error) from error
+        if reply.status >= 400:
+            raise refusal(instance, reply.status, reply.headers, reply.body)
+        return Answer(reply.status, reply.header(b"content-type") or b"application/json", reply.body)
+
+    async def aclose(self) -> None:
+        """Nothing is due."""

@@ -1,0 +1,135 @@
+"""One request's share of a decode instance's result stream."""
+
+import asyncio
+from collections.abc import Callable
+
+from coordinator.core.errors import EngineFailed, RequestError, Side
+from coordinator.core.ports import COMPLETED, Out, Outcome, Resume, Stages
+from coordinator.engines.mindie.envelope import FirstToken
+from coordinator.wire.mindie import Kind
+
+MAX_HELD_BYTES = 67108864
+MAX_DETAIL_CHARS = 300
+
+
+class Mailbox:
+    """Passes decode's messages on to the client in order, and holds them until prefill's first token is out.
+
+    Everything is synchronous: a message goes from the link's socket callback to the client's socket without a task
+    switch. `done` resolves once: completed, given back, or failed.
+    """
+
+    __slots__ = (
+        "_decode_id", "_decoding", "_flowing", "_held", "_held_bytes", "_out", "_stages", "_stream", "_wire_id",
+        "done", "on_settled",
+    )  # fmt: skip
+
+    def __init__(self, wire_id: str, decode_id: str, out: Out, stages: Stages, *, stream: bool) -> None:
+        self._wire_id = wire_id
+        self._decode_id = decode_id
+        self._out = out
+        self._stages = stages
+        self._stream = stream
+        self._flowing = False  # the hot path is open: prefill's token is out, decode has begun
+        self._decoding = False
+        self._held: list[tuple[Kind, bytes, float]] | None = []  # None: prefill has answered
+        self._held_bytes = 0
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.on_settled: Callable[[], None] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether `done` has its result."""
+        return self.done.done()
+
+    # --- from the link
+
+    def data(self, body: bytes, now_s: float) -> None:
+        """Take a piece of the stream; hot."""
+        if self._flowing:
+            self._out.piece(body, now_s)
+        else:
+            self.message(Kind.DATA, body, now_s)
+
+    def message(self, kind: Kind, body: bytes, now_s: float) -> None:
+        """Take any message of this request."""
+        if self.done.done():
+            return
+        if kind is Kind.ERROR:
+            self._fail("engine_error", body.decode("utf-8", "replace")[:MAX_DETAIL_CHARS])
+        elif kind is Kind.OVERSIZED:
+            self._fail("message_too_large", "")
+        elif self._held is None or (kind is Kind.LAST_DATA and not self._stream):
+            self._deliver(kind, body, now_s)
+        else:
+            self._hold(kind, body, now_s)
+
+    def _hold(self, kind: Kind, body: bytes, now_s: float) -> None:
+        assert self._held is not None
+        self._held.append((kind, body, now_s))
+        self._held_bytes += len(body)
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._fail("message_too_large", "decode is far ahead of prefill's reply")
+
+    def _deliver(self, kind: Kind, body: bytes, now_s: float) -> None:
+        if kind is Kind.RETRY:
+            self._settle(Resume(body, self._wire_id))
+            return
+        if kind not in (Kind.DATA, Kind.LAST_DATA):
+            return
+        if not self._decoding:
+            self._decoding = True
+            self._flowing = self._stream and self._held is None
+            self._stages.decoding(now_s)
+            # decode opens an OpenAI chat stream again although prefill has done so (protocol page §5.5)
+            if kind is Kind.DATA and self._out.started and self._out.only_opens(body):
+                return
+        if kind is Kind.DATA:
+            if self._stream:
+                self._out.piece(body, now_s)
+        else:
+            if self._stream:
+                self._out.finish(body, now_s)
+            else:
+                self._out.whole(body, now_s)
+            self._settle(COMPLETED)
+
+    # --- from the request
+
+    def prefilled(self, first: FirstToken, now_s: float) -> None:
+        """Prefill has answered: send its token, then what decode has said meanwhile."""
+        self._stages.prefilled(now_s)
+        held, self._held = self._held or (), None
+        if self.done.done():
+            return
+        if first.last:
+            self._stages.decoding(now_s)
+            if self._stream:
+                self._out.finish(first.output, now_s)
+            else:
+                self._out.whole(first.output, now_s)
+            self._settle(COMPLETED)
+            return
+        if first.output:
+            self._out.piece(first.output, now_s)
+        for kind, body, arrived_s in held:
+            if not self.done.done():
+                self._deliver(kind, body, arrived_s)
+
+    def fail(self, error: RequestError) -> None:
+        """End the wait with an error; a settled mailbox stays as it is."""
+        if not self.done.done():
+            self._flowing = False
+            self.done.set_exception(error)
+            self.done.exception()  # whoever waits gets it; nobody may be waiting any more
+            if self.on_settled is not None:
+                self.on_settled()
+
+    def _fail(self, reason: str, detail: str) -> None:
+        self.fail(EngineFailed(Side.DECODE, self._decode_id, reason, detail=detail))
+
+    def _settle(self, outcome: Outcome) -> None:
+        self._flowing = False
+        self.done.set_result(outcome)
+        if self.on_settled is not None:
+            self.on_settled()

@@ -1,0 +1,74 @@
+"""Aborts that outlive the requests they belong to (MindIE protocol page §7)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from urllib.parse import quote
+
+from coordinator.core.instance import Instance
+from coordinator.transport.client import HttpClient
+from coordinator.transport.errors import TransportError
+
+MAX_PENDING = 20000
+TRIES = 3
+TRY_S = 5.0
+PAUSE_S = 0.2
+NOT_FOUND = 404
+
+
+class Stops:
+    """Sends `stopInfer`, once per request and instance, on tasks of its own, so that no cancellation loses one."""
+
+    def __init__(self, client: HttpClient, log: logging.Logger, *, on_result: Callable[[str], None]) -> None:
+        self._client = client
+        self._log = log
+        self._on_result = on_result
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def stop(self, wire_id: str, instances: Sequence[tuple[Instance, str]]) -> None:
+        """Tell each instance, given with the model name it knows, to end `wire_id`. Returns at once."""
+        for instance, model in instances:
+            if len(self._tasks) >= MAX_PENDING:
+                self._on_result("dropped")
+                continue
+            task = asyncio.get_running_loop().create_task(
+                self._send(wire_id, instance, model), name=f"stop {wire_id} at {instance.id}"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, wire_id: str, instance: Instance, model: str) -> None:
+        target = f"/v2/models/{quote(model, safe='')}/stopInfer"
+        body = b'{"id":"%b"}' % wire_id.encode()
+        headers = ((b"accept", b"*/*"), (b"content-type", b"application/json"))
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(PAUSE_S * attempt)
+            try:
+                reply = await self._client.fetch(
+                    instance.address,
+                    b"POST",
+                    target,
+                    headers,
+                    body,
+                    deadline_s=self._client.clock() + TRY_S,
+                    keep=True,
+                )
+            except TransportError:
+                continue
+            if reply.status < 500:
+                # 404: the request is not there any more, or never came; nothing is left to stop
+                self._on_result("not_found" if reply.status == NOT_FOUND else "sent")
+                return
+        self._on_result("failed")
+        self._log.warning("stop of request %s at instance %s failed", wire_id, instance.id)
+
+    async def aclose(self, within_s: float) -> None:
+        """Wait for what is under way, at most `within_s`, then give up the rest."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=within_s)
+        for task in list(self._tasks):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
