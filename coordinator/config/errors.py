@@ -30,7 +30,8 @@ class OptionError(ValueError):
     Attributes:
         key: the key as it was given.
         reason: in plain words, without the key.
-        valid: every key that the engine knows; where `key` is none of them, the nearest one is shown.
+        valid: every key that the engine knows; where `key` is none of them, the nearest one of these and of the keys
+            that all instances have is shown.
     """
 
     def __init__(self, key: str, reason: str, valid: Sequence[str] = ()) -> None:

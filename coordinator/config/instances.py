@@ -114,7 +114,8 @@ def _refused(error: ValueError, path: KeyPath, options: Mapping[str, Any]) -> Fi
         return Finding((*path, key) if key else path, reason, hint)
     if error.valid and error.key not in error.valid:
         return unknown_key((*path, error.key), (*GENERIC_KEYS, *error.valid))
-    return Finding((*path, error.key), error.reason)
+    hint = None if error.key in error.valid else did_you_mean(error.key, GENERIC_KEYS)
+    return Finding((*path, error.key), error.reason, hint)
 
 
 def _sentence(findings: Iterable[Finding]) -> str:

@@ -93,6 +93,14 @@ def test_keys_that_the_engine_refuses_have_their_line(line, told):
     assert str(caught.value) == f"c.yaml:7: cluster.instances[0].{told}"
 
 
+def test_an_engine_without_keys_gets_the_nearest_common_key_shown():
+    def refuse(engine, options):
+        raise OptionError("modle", "unknown key")
+
+    with pytest.raises(ValueError, match=r"^modle: unknown key; did you mean 'model'\?$"):
+        instance_from_mapping({"role": "hybrid", "url": "http://a:1", "modle": "x"}, Settings(), refuse)
+
+
 @pytest.mark.parametrize(
     ("message", "told"),
     [
