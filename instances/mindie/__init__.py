@@ -1,0 +1,1 @@
+"""A simulated MindIE instance, after the MindIE protocol page."""
