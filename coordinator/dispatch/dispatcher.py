@@ -97,7 +97,7 @@ class Dispatcher:
 
     async def _attempts(self, flight: Flight) -> None:
         record, relay = flight.record, flight.relay
-        avoid: set[str] = set()
+        avoid: frozenset[str] = frozenset()
         reason, tries, failure = "first", 0, None
         while True:
             lease = await self._place(flight, avoid, failure)
@@ -111,7 +111,7 @@ class Dispatcher:
                 untouched = relay.pieces == sent_before and (not relay.started or bool(flight.request.wire_id))
                 if not untouched or tries >= self._limits.max_attempts:
                     raise
-                avoid.add(error.instance_id)
+                avoid |= {error.instance_id}
                 reason, failure = error.reason, error
                 continue
             if isinstance(outcome, Completed):
@@ -133,12 +133,10 @@ class Dispatcher:
         ask = replace(ask, model=request.ask.model, stream=request.ask.stream)
         return request.resumed(outcome.body, ask, outcome.wire_id)
 
-    async def _place(self, flight: Flight, avoid: set[str], failure: EngineFailed | None) -> Lease:
+    async def _place(self, flight: Flight, avoid: frozenset[str], failure: EngineFailed | None) -> Lease:
         """Get a placement; where a failed attempt leaves none to try, that failure is the answer."""
         try:
-            lease = self._scheduler.try_place(flight.request, avoid)
-            if lease is None:
-                lease = await self._scheduler.place(flight.request, avoid=avoid)
+            lease = await self._scheduler.place(flight.request, avoid)
         except NoInstance:
             if failure is not None:
                 raise failure from None
@@ -196,9 +194,11 @@ class Dispatcher:
         """
         if self.draining:
             raise Draining
-        instance = self._scheduler.least_busy(request.ask.model)
-        if instance is None:
+        model = request.ask.model
+        able = [i for i in self._cluster.view.ready if model is None or i.model is None or i.model == model]
+        if not able:
             raise NoInstance("no instance is ready")
+        instance = min(able, key=self._scheduler.in_flight)
         try:
             return await self._engines[instance.engine].call(request, instance)
         except EngineFailed as error:

@@ -1,6 +1,7 @@
 """What engine protocols over HTTP share: reading refusals, and relaying one instance's ordinary answer as it comes."""
 
 import asyncio
+import time
 
 import msgspec
 
@@ -8,9 +9,10 @@ from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, S
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Completed, Out, Stages
 from coordinator.core.request import Headers, Request
-from coordinator.transport.client import HttpClient, Stream
+from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.stream import Stream
 from coordinator.wire.refusal import message_of
 
 MAX_RETRY_AFTER_S = 120
@@ -68,7 +70,7 @@ async def _relay_whole(
     reply = await client.fetch(
         instance.address, b"POST", request.target, headers, request.body, deadline_s=request.deadlines.finished_s
     )
-    now_s = client.clock()
+    now_s = time.monotonic()
     if reply.status != 200:
         raise refusal(instance, reply.status, reply.headers, reply.body)
     check_whole(instance, reply)

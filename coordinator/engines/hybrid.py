@@ -1,5 +1,6 @@
 """Any OpenAI-compatible engine that does both stages itself: the request goes through, the answer comes as it is."""
 
+import time
 from collections.abc import Mapping
 
 from coordinator.config.errors import OptionError
@@ -37,7 +38,7 @@ class HybridEngine:
 
     async def probe(self, instance: Instance) -> str | None:
         """Alive is whoever answers without a 5xx; the model's name is not asked for."""
-        deadline_s = self._client.clock() + self._context.health_timeout_s
+        deadline_s = time.monotonic() + self._context.health_timeout_s
         path = self._context.health_path or HEALTH_PATH
         try:
             reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)

@@ -1,20 +1,33 @@
 """The table of engine protocols: one line each, or a class of the user's own by `module:Class`."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, Protocol, cast
 
 from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
 from coordinator.engines.hybrid import HybridEngine
 from coordinator.engines.mindie import MindieEngine
 
-EngineFactory = Callable[[EngineContext], EngineProtocol]
 
-ENGINES: Mapping[str, EngineFactory] = MappingProxyType({"mindie": MindieEngine, "hybrid": HybridEngine})
+class EngineClass(Protocol):
+    """What the table holds: a class that makes an engine protocol, and checks its keys before there is one."""
+
+    def __call__(self, context: EngineContext, /) -> EngineProtocol:
+        """Make the one object of this protocol."""
+        ...
+
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """See core.ports.EngineProtocol.options."""
+        ...
 
 
-def load_engine(name: str) -> EngineFactory:
+ENGINES: Mapping[str, EngineClass] = MappingProxyType({"mindie": MindieEngine, "hybrid": HybridEngine})
+
+
+def load_engine(name: str) -> EngineClass:
     """The factory of an engine protocol by its name in the configuration.
 
     Raises:
@@ -27,9 +40,10 @@ def load_engine(name: str) -> EngineFactory:
     if not colon:
         raise ValueError(f"unknown engine {name!r}; one of: {', '.join(ENGINES)}, or module:Class")
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
+        found: Any = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"engine {name!r} cannot be loaded: {error}") from error
-    if not isinstance(factory, type):
+    if not isinstance(found, type):
         raise ValueError(f"engine {name!r} is not a class")  # noqa: TRY004  # the name is the wrong value
-    return factory
+    made: Any = found
+    return cast(EngineClass, made)

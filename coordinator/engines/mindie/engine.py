@@ -1,6 +1,7 @@
 """The choreography of one MindIE request (MindIE protocol page §4-§8)."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -81,7 +82,7 @@ class MindieEngine:
 
     async def probe(self, instance: Instance) -> str | None:
         """Ask for the model list: alive is whoever answers without a 5xx; returns the first model's name."""
-        deadline_s = self._client.clock() + self._context.health_timeout_s
+        deadline_s = time.monotonic() + self._context.health_timeout_s
         path = self._context.health_path or HEALTH_PATH
         try:
             reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
@@ -116,7 +117,7 @@ class MindieEngine:
             try:
                 first = await self._prefill(request, placement, wire_id, box)
                 if first is not None:
-                    box.prefilled(first, self._client.clock())
+                    box.prefilled(first, time.monotonic())
                 return await box.done
             except EngineRefused:
                 raise  # prefill took nothing on, so nothing is left to stop
@@ -153,13 +154,14 @@ class MindieEngine:
         prefill = placement.prefill
         headers = self._headers(request, wire_id, placement.decode)
         placement.prefill_sent(wire_id)
-        for resends_left in range(RESENDS, -1, -1):
-            reply = await self._post(prefill, request, headers)
-            if reply.status == 200:
-                break
-            if not request.wire_id or reply.status not in STILL_REGISTERED or not resends_left:
-                raise refusal(prefill, reply.status, reply.headers, reply.body)
+        reply = await self._post(prefill, request, headers)
+        resends_left = RESENDS if request.wire_id else 0
+        while reply.status in STILL_REGISTERED and resends_left:
+            resends_left -= 1
             await asyncio.sleep(RESEND_PAUSE_S)
+            reply = await self._post(prefill, request, headers)
+        if reply.status != 200:
+            raise refusal(prefill, reply.status, reply.headers, reply.body)
         try:
             return read_envelope(reply.body, wire_id, stream=request.ask.stream)
         except EnvelopeError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
@@ -52,7 +53,7 @@ class Stops:
                     target,
                     headers,
                     body,
-                    deadline_s=self._client.clock() + TRY_S,
+                    deadline_s=time.monotonic() + TRY_S,
                     keep=True,
                 )
             except TransportError:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from coordinator.api.families import FAMILIES
-from coordinator.api.headers import forwardable, request_id
-from coordinator.api.models import ModelNames
+from coordinator.frontdoor.headers import forwardable, request_id
+from coordinator.frontdoor.models import ModelNames
 from coordinator.core.errors import UnknownModel
 
 BY_NAME = {family.name: family for family in FAMILIES}

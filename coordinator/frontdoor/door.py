@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from coordinator.api import openai, tgi, triton
 from coordinator.api.family import Family
-from coordinator.api.headers import forwardable, request_id
-from coordinator.api.models import ModelNames
 from coordinator.api.routes import Match, RouteTable, choose
 from coordinator.core.errors import ClientGone, InternalError, RequestError, UnknownPath, WrongMethod
 from coordinator.core.request import Deadlines, Request
 from coordinator.dispatch import Dispatcher
+from coordinator.frontdoor.headers import forwardable, request_id
+from coordinator.frontdoor.models import ModelNames
 from coordinator.observability.access import AccessLog, RequestRecord
 from coordinator.observability.metrics import Metrics
 from coordinator.relay import Relay

@@ -1,0 +1,257 @@
+"""`pd-coordinator demo`: a simulated cluster and the coordinator in one go, and one streamed request to look at."""
+
+import asyncio
+import contextlib
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import uvloop
+
+from coordinator import config
+from coordinator.app import App
+from coordinator.core.instance import Address
+from coordinator.observability.logs import Logs, configure
+from coordinator.serving import connections_for
+from coordinator.transport.client import HttpClient
+from coordinator.transport.errors import TransportError
+
+MODEL = "demo"
+HOST = "127.0.0.1"
+READY_S = 30.0
+STOP_S = 3.0
+PROMPT = "Why does it help to compute the prompt on one instance and the answer on another?"
+SHOWN_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    engine: str
+    prefill: int
+    decode: int
+    port: int
+    once: bool
+
+
+class DemoError(Exception):
+    """The demo cannot run; the text is for the person in front of it."""
+
+
+def run(options: Options) -> int:
+    """Run the demo; returns the exit status."""
+    logs = configure("warning")
+    try:
+        return uvloop.run(_run(options, logs))
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    finally:
+        logs.close()
+
+
+async def _run(options: Options, logs: Logs) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        instances = await _start_instances(options, stack)
+        app = await _start_coordinator(options, instances, logs, stack)
+        await _until_ready(app, stop)
+        _introduce(options, instances, app)
+        await _show_request(app)
+        if options.once or stop.is_set():
+            return 0
+        _offer(app)
+        await stop.wait()
+        print("\nstopping")
+    return 0
+
+
+# --- the parts
+
+
+async def _start_instances(options: Options, stack: contextlib.AsyncExitStack) -> list[tuple[str, str, int, int]]:
+    """Start one process per instance: (id, role, port, process id) of each."""
+    wanted = [(f"p{i}", "prefill") for i in range(options.prefill)] + [
+        (f"d{i}", "decode") for i in range(options.decode)
+    ]
+    if not options.prefill or not options.decode:
+        raise DemoError("--prefill and --decode must be 1 or more")
+    started = await asyncio.gather(*(_start_instance(options.engine, role) for _, role in wanted))
+    for process, _ in started:
+        stack.push_async_callback(_end, process)
+    return [(name, role, port, process.pid) for (name, role), (process, port) in zip(wanted, started, strict=True)]
+
+
+async def _start_instance(engine: str, role: str) -> tuple[asyncio.subprocess.Process, int]:
+    command = [sys.executable, "-m", "coordinator", "instance", "--engine", engine, "--role", role]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--port", "0", "--model", MODEL, "--decode-ms", "25", "--prefill-ms", "60",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = b""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            line = await process.stdout.readline()
+    port = line.decode().rpartition(":")[2].strip()
+    if not port.isdigit():
+        said = (await process.stderr.read(2000)).decode("utf-8", "replace").strip() if not line else line.decode()
+        await _end(process)
+        raise DemoError(f"the simulated {role} instance did not start: {said.splitlines()[-1] if said else 'no word'}")
+    return process, int(port)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+                return
+        process.kill()
+        await process.wait()
+
+
+async def _start_coordinator(
+    options: Options, instances: Sequence[tuple[str, str, int, int]], logs: Logs, stack: contextlib.AsyncExitStack
+) -> App:
+    entries = [{"id": name, "role": role, "url": f"http://{HOST}:{port}"} for name, role, port, _ in instances]
+    document = {
+        "server": {
+            "port": options.port,
+            "management_port": options.port + 1 if options.port else 0,
+            "route_headers": True,
+        },
+        "cluster": {"engine": options.engine, "model": MODEL, "instances": entries},
+        "health": {"interval_s": 1, "recover_after": 1},
+    }
+    settings = config.parse(json.dumps(document), "demo")
+    app = App(settings, logs.access, max_connections=connections_for(settings))
+    try:
+        await app.start()
+    except OSError as error:
+        raise DemoError(f"port {options.port} cannot be had ({error.strerror}); choose another with --port") from error
+    stack.push_async_callback(app.aclose)
+    return app
+
+
+async def _until_ready(app: App, stop: asyncio.Event) -> None:
+    deadline_s = time.monotonic() + READY_S
+    while not app.cluster.ready_pair()[0]:
+        if time.monotonic() > deadline_s:
+            raise DemoError(f"the cluster did not become ready: {app.cluster.ready_pair()[1]}")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await stop.wait()
+                raise DemoError("stopped before the cluster was ready")
+
+
+# --- what is shown
+
+
+def _introduce(options: Options, instances: Sequence[tuple[str, str, int, int]], app: App) -> None:
+    print(f"A simulated {options.engine} cluster, {options.prefill} prefill and {options.decode} decode instances:\n")
+    for name, role, port, pid in instances:
+        print(f"  {name}  {role:<8} http://{HOST}:{port}  (process {pid}: kill it and watch the others take over)")
+    print(f"\nThe coordinator serves on http://{HOST}:{app.server.port}.\n\n> {PROMPT}\n")
+
+
+async def _show_request(app: App) -> None:
+    """Send one streamed chat request through the front door and print it as it arrives."""
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "max_tokens": SHOWN_TOKENS,
+        "messages": [{"role": "user", "content": PROMPT}],
+    }
+    client = HttpClient(connect_s=5)
+    printer = _Printer()
+    try:
+        stream = await client.open_stream(
+            Address(HOST, app.server.port), b"POST", "/v1/chat/completions",
+            ((b"content-type", b"application/json"),), json.dumps(body).encode(), sink=printer,
+        )  # fmt: skip
+        async with asyncio.timeout(READY_S):
+            await printer.done
+        stream.close()
+    except (TransportError, TimeoutError) as error:
+        raise DemoError("the request was not answered") from error
+    finally:
+        await client.aclose()
+    print(f"\n\n{printer.summary()}")
+
+
+class _Printer:
+    """Prints the text of a chat stream and remembers when it came."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sent_s = time.monotonic()
+        self._times_s: list[float] = []
+        self._rest = b""
+        self._route: dict[bytes, bytes] = {}
+        self._status = 0
+
+    def head(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self._status, self._route = status, dict(headers)
+
+    def data(self, data: bytes, now_s: float) -> None:
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            payload = event.removeprefix(b"data:").strip()
+            if payload in (b"", b"[DONE]"):
+                continue
+            choices = json.loads(payload).get("choices") or [{}]
+            text = choices[0].get("delta", {}).get("content")
+            if text:
+                self._times_s.append(now_s)
+                print(text, end="", flush=True)
+
+    def end(self, now_s: float) -> None:  # noqa: ARG002  # the sink's signature
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def lost(self, error: TransportError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def summary(self) -> str:
+        """One line on where the answer came from and how fast."""
+        if not self._times_s:
+            return f"no token came (status {self._status})"
+        ttft_ms = (self._times_s[0] - self._sent_s) * 1000
+        gaps = len(self._times_s) - 1
+        itl_ms = (self._times_s[-1] - self._times_s[0]) / gaps * 1000 if gaps else math.nan
+        prefill, decode = (self._route.get(name, b"?").decode() for name in (b"x-pd-prefill", b"x-pd-decode"))
+        return (
+            f"{len(self._times_s)} tokens: the first one from prefill {prefill} after {ttft_ms:.0f} ms, "
+            f"the others from decode {decode}, {itl_ms:.0f} ms apart."
+        )
+
+
+def _offer(app: App) -> None:
+    url, port = f"http://{HOST}:{app.server.port}", app.management.addresses["management"][1]
+    lines = (
+        ("OpenAI chat", f"curl -N {url}/v1/chat/completions -d "
+         f"'{{\"model\":\"{MODEL}\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'"),
+        ("OpenAI completions", f"curl {url}/v1/completions -d '{{\"model\":\"{MODEL}\",\"prompt\":\"Hello\"}}'"),
+        ("TGI", f"curl -N {url}/generate_stream -d '{{\"inputs\":\"Hello\"}}'"),
+        ("vLLM", f"curl {url}/generate -d '{{\"prompt\":\"Hello\"}}'"),
+        ("Triton", f"curl {url}/v2/models/{MODEL}/generate -d '{{\"text_input\":\"Hello\"}}'"),
+        ("MindIE", f"curl {url}/infer -d '{{\"inputs\":\"Hello\",\"stream\":false}}'"),
+        ("instances", f"curl http://{HOST}:{port}/v1/instances"),
+        ("metrics", f"curl http://{HOST}:{port}/metrics"),
+    )  # fmt: skip
+    print("\nTry it yourself:\n")
+    for what, line in lines:
+        print(f"  # {what}\n  {line}\n")
+    print("Ctrl-C ends it.")
