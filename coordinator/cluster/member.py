@@ -199,7 +199,9 @@ class Member:
         """Stop checking, then close its links (within 10 s); successors at its place go on after that."""
         try:
             await self.stop()
-            if self._attached:
+            if self._after is not None:
+                await self._after._finished.wait()  # noqa: SLF001  a successor waits for this one alone
+            elif self._attached:
                 async with asyncio.timeout(DETACH_LIMIT_S):
                     await self._engine.detach(self.instance)
         except Exception:  # the border to an engine: whatever it raises, the member is gone

@@ -1,1 +1,7 @@
-"""management"""
+"""The other port: instances API, probes, metrics, and the calls of the MindIE controller."""
+
+from .controller import Controller
+from .loads import LoadReader, Traffic, TrafficReader
+from .server import Listen, Management
+
+__all__ = ["Controller", "Listen", "LoadReader", "Management", "Traffic", "TrafficReader"]

@@ -233,6 +233,25 @@ def test_links_at_one_place_never_overlap(run, rig, make):
     in_started(run, main, rig)
 
 
+def test_a_successor_of_one_that_still_waited_waits_too(run, rig, make):
+    async def main(r):
+        r.engine.detaching = asyncio.Event()
+        r.cluster.add(make("d1"), source="api")
+        await asyncio.sleep(0.1)
+        r.cluster.remove("d1")
+        r.cluster.add(make("d1"), source="api")
+        await asyncio.sleep(0.1)
+        r.cluster.remove("d1")
+        r.cluster.add(make("d1"), source="api")
+        await asyncio.sleep(1)
+        assert r.engine.calls == [("attach", "d1")]
+        r.engine.detaching.set()
+        await asyncio.sleep(0.1)
+        assert r.engine.calls == [("attach", "d1"), ("detach", "d1"), ("attach", "d1")]
+
+    in_started(run, main, rig)
+
+
 def test_without_links_a_renamed_instance_is_used_at_once(run, rig, make):
     async def main(r):
         r.cluster.replace("file", [make("d1", host="one")])
