@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from server_fakes import get, post
 
 from coordinator.core.errors import (
@@ -258,3 +260,22 @@ def test_a_refusal_is_final_and_keeps_no_body():
     reader, rest = read(post(b"hello", "Content-Encoding: br") + get())
     assert reader.unread
     assert (reader.body, rest) == (b"", b"")
+
+
+@given(st.sampled_from(sorted(SAMPLES) + sorted(SMUGGLING)), st.data())
+def test_no_damage_makes_the_reader_raise_or_depend_on_the_cut(name, data):
+    whole = bytearray({**SAMPLES, **SMUGGLING}[name])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    if not whole.lstrip(b"\r\n"):
+        return
+    once, rest = read(bytes(whole))
+    cut, rest_of_cut = read(bytes(whole), data.draw(st.integers(1, 20)))
+    assert once.complete == cut.complete
+    if once.complete and once.refusal is None:
+        assert seen(once) == seen(cut)
+        assert rest == rest_of_cut
+        assert len(rest) < len(whole)
+    elif once.complete:
+        assert type(once.refusal) is type(cut.refusal)
