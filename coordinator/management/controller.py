@@ -2,24 +2,21 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from coordinator.cluster import Cluster
-from coordinator.core.instance import Capacity, Instance
 
+from .building import Builder, Scheme
 from .errors import Refused, json_reply
 from .flex import DECODE_PART_ID, split_flex
 from .instances import MakeInstance
 from .loads import LoadReader, TrafficReader
-from .refresh_body import DECODE, MAX_INSTANCES, PREFILL, UNDEFINED, BadRefresh, Entry, Id, parse_refresh, port_of
+from .refresh_body import MAX_INSTANCES, BadRefresh, Id, parse_refresh
 
 SOURCE = "controller"
-ROLES = {PREFILL: "prefill", DECODE: "decode", UNDEFINED: "hybrid"}
-ENGINES = {PREFILL: "mindie", DECODE: "mindie", UNDEFINED: "hybrid"}
 MAX_TASK_IDS = 100
 MAX_ID_DIGITS = 20  # of a 64-bit number
 
@@ -60,16 +57,14 @@ class Controller:
         loads: LoadReader,
         traffic: TrafficReader,
         *,
-        scheme: Literal["http", "https"] = "http",
+        scheme: Scheme = "http",
     ) -> None:
         self._cluster = cluster
-        self._make = make_instance
+        self._builder = Builder(make_instance, scheme)
         self._loads = loads
         self._traffic = traffic
-        self._scheme = scheme
         self._initialised = False
         self._flex_id: int | None = None
-        self._made: dict[tuple[object, ...], Instance] = {}
         self._faults: dict[int, str] = {}
         self.skipped = 0
 
@@ -104,59 +99,17 @@ class Controller:
         """
         picture = parse_refresh(body)
         split = split_flex(picture.entries)
-        faults = dict(picture.skipped)
-        made: dict[tuple[object, ...], Instance] = {}
-        instances: dict[str, Instance] = {}
-        for entry in split.entries:
-            try:
-                instances[str(entry.id)] = self._instance(entry, made)
-            except ValueError as error:
-                faults[entry.id] = str(error)
+        instances, faults = self._builder.build(split.entries)
+        faults.update(picture.skipped)
         described = {entry.id for entry in picture.entries} - faults.keys()
         for ident, instance in self._cluster.instances(SOURCE).items():
             origin = self._origin(int(ident))
             if origin in picture.ids and origin not in described:
                 instances[ident] = instance
         changes = self._cluster.replace(SOURCE, list(instances.values()))
-        self._made = made
         self._flex_id = split.flex_id if self._flex_id not in picture.ids - described else self._flex_id
         self._initialised = self._initialised or not picture.empty
         self._report(faults | {int(ident): reason for ident, reason in changes.refused.items()})
-
-    def _instance(self, entry: Entry, made: dict[tuple[object, ...], Instance]) -> Instance:
-        """The instance of an entry; what does not change about it is validated once, not with each refresh."""
-        static, dynamic = entry.static_info, entry.dynamic_info
-        identity = (entry.id, static.role, entry.ip, entry.port, entry.inter_comm_port, entry.model_name)
-        made[identity] = base = self._made.get(identity) or self._make(self._keys(entry))
-        free = static.total_block_num if dynamic.avail_block_num is None else dynamic.avail_block_num
-        # only decode's peers restrict who is paired (§10.2), so that a one-sided list of prefill's cannot add a pair
-        restricted = static.role == DECODE and dynamic.peers is not None
-        return replace(
-            base,
-            group=str(static.group_id),
-            peers=frozenset(map(str, dynamic.peers or ())) if restricted else None,
-            capacity=Capacity(
-                max_requests=static.total_slots_num,
-                total_blocks=static.total_block_num,
-                reported_used_blocks=max(0, static.total_block_num - free),
-                block_tokens=static.block_size,
-            ),
-        )
-
-    def _keys(self, entry: Entry) -> dict[str, object]:
-        role = entry.static_info.role
-        host = f"[{entry.ip}]" if ":" in entry.ip else entry.ip
-        keys: dict[str, object] = {
-            "id": str(entry.id),
-            "role": ROLES[role],
-            "engine": ENGINES[role],
-            "url": f"{self._scheme}://{host}:{port_of('port', entry.port)}",
-        }
-        if entry.model_name:
-            keys["model"] = entry.model_name
-        if entry.inter_comm_port != "" and role != UNDEFINED:
-            keys["inter_comm_port"] = port_of("inter_comm_port", entry.inter_comm_port)
-        return keys
 
     def _origin(self, ident: int) -> int:
         """The id under which the controller knows an instance of ours."""
