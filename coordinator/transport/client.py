@@ -1,0 +1,201 @@
+"""The HTTP client of the token legs and of all other calls to engines."""
+
+import asyncio
+import math
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from coordinator.core.instance import Address
+
+from .connect import Connector
+from .connection import Connection
+from .errors import TransportError
+from .pool import Pool
+from .reply import Reply, ReplySink
+from .request import Call, encode_call
+from .resolve import Resolver
+from .stream import SecondChance, Stream
+from .unary import Collector
+
+MAX_REPLY_BYTES = 64 << 20
+MAX_ERROR_BYTES = 64 << 10
+MAX_HEAD_BYTES = 64 << 10
+
+
+class HttpClient:
+    """HTTP/1.1 client with a pool of idle connections per address and no limit to those in use.
+
+    A request goes out on the idle connection that was used last, else on a new one. An idle connection may be closed by
+    the engine just as the request is written; unless `retry_stale` is off, the request is then sent once more, on a new
+    connection, provided that no byte of a reply came. An engine that dies between reading a request and answering looks
+    the same, so a request that must never run twice turns it off.
+
+    Args:
+        connect_s: limit for look-up, TCP connect and TLS handshake together; 0: none.
+        idle_s: idle connections are closed after this time.
+        max_idle_per_address: connections that are kept idle per address, at most.
+        ssl_context: for https addresses; None: certificates are checked against the system's authorities.
+        clock: monotonic time.
+        resolver: looks names up; None: the system's resolver.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect_s: float,
+        idle_s: float = 60.0,
+        max_idle_per_address: int = 256,
+        ssl_context: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        resolver: Resolver | None = None,
+    ) -> None:
+        self._clock = clock
+        self._connector = Connector(connect_s=connect_s, ssl_context=ssl_context, resolver=resolver)
+        self._pool = Pool(idle_s=idle_s, max_idle_per_address=max_idle_per_address, clock=clock)
+        self._retries: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def open_connections(self) -> int:
+        """Connections in use or idle."""
+        return self._pool.open_count
+
+    @property
+    def idle_connections(self) -> int:
+        """Connections that wait for a request."""
+        return self._pool.idle_count
+
+    async def fetch(  # noqa: PLR0913  # a request has these parts; they are named at the call
+        self,
+        address: Address,
+        method: bytes,
+        target: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes = b"",
+        *,
+        deadline_s: float,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        max_error_bytes: int = MAX_ERROR_BYTES,
+        keep: bool = False,
+        retry_stale: bool = True,
+    ) -> Reply:
+        """Send a request and return the whole reply, of any status.
+
+        Cancellation closes the connection, which is how an engine learns that nobody waits.
+
+        Args:
+            address: where to.
+            method: in capitals.
+            target: path and query.
+            headers: without `host`, framing and hop-by-hop headers.
+            body: the request's body.
+            deadline_s: absolute monotonic time; infinity: none.
+            max_reply_bytes: a longer body, after expansion, is `reply_too_large`.
+            max_error_bytes: the body of a reply with status 400 or above is cut there, and the connection closed.
+            keep: use the connection again although the reply says `Connection: close`, which a MindIE prefill says
+                and does not do (MindIE protocol page §4.2).
+            retry_stale: see the class; when it is off, such a failure has `unsent` set.
+
+        Raises:
+            TransportError: there is no whole reply.
+            ValueError: the request cannot be written down (see `encode_call`).
+        """
+        head, rest = encode_call(method, target, address.netloc.encode(), headers, body)
+        call = Call(head, rest, method == b"HEAD", keep, MAX_HEAD_BYTES)
+        limits = (max_reply_bytes, max_error_bytes)
+        if deadline_s <= self._clock():
+            raise TransportError("timeout", f"{address.netloc}: no time left to ask", unsent=True)
+        connection = self._pool.take(address)
+        if connection is not None:
+            try:
+                return await self._exchange(connection, call, limits, deadline_s)
+            except TransportError as error:
+                if not (retry_stale and error.unsent):
+                    raise
+        connection = await self._connect(address, deadline_s)
+        return await self._exchange(connection, call, limits, deadline_s)
+
+    async def open_stream(  # noqa: PLR0913  # as fetch
+        self,
+        address: Address,
+        method: bytes,
+        target: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes = b"",
+        *,
+        sink: ReplySink,
+        max_head_bytes: int = MAX_HEAD_BYTES,
+        retry_stale: bool = True,
+    ) -> Stream:
+        """Send a request and let the socket drive `sink` with the reply, of any status.
+
+        Returns once the request is handed to the socket. There is no deadline beyond that of connecting: the caller
+        closes the stream when it has waited for long enough. Cancellation leaves no connection in use.
+
+        Raises:
+            TransportError: there is no connection; the sink was not called.
+            ValueError: as `fetch`.
+        """
+        head, rest = encode_call(method, target, address.netloc.encode(), headers, body)
+        call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes)
+        stream = Stream()
+        connection = self._pool.take(address)
+        if connection is None:
+            connection = await self._connect(address)
+        elif retry_stale:
+            sink = SecondChance(stream, call, sink, self._spawn, lambda: self._connect(address))
+        stream.run(connection, call, sink)
+        return stream
+
+    def close_address(self, address: Address) -> None:
+        """Close the connections to an instance that was removed: idle ones now, others when their request is over."""
+        self._pool.close_address(address)
+
+    async def aclose(self) -> None:
+        """Close everything. Requests that still run, and later ones, end with the reason `closed`."""
+        self._closed = True
+        for task in tuple(self._retries):
+            task.cancel()
+        await asyncio.gather(*self._retries, return_exceptions=True)
+        await self._pool.aclose()
+
+    # --- inside
+
+    async def _exchange(self, connection: Connection, call: Call, limits: tuple[int, int], deadline_s: float) -> Reply:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        claim = connection.begin(call, Collector(future, *limits))
+        timer = None
+        if deadline_s != math.inf:
+            timer = loop.call_later(max(0.0, deadline_s - self._clock()), connection.expire, claim)
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            connection.abandon(claim)  # does nothing after a whole reply
+
+    async def _connect(self, address: Address, deadline_s: float = math.inf) -> Connection:
+        self._demand_open()
+        connection = await self._connector.open(
+            address, lambda: Connection(address, self._pool, self._clock), deadline_s - self._clock()
+        )
+        try:
+            self._demand_open()
+        except TransportError:
+            connection.close()
+            raise
+        self._pool.add(connection)
+        return connection
+
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise TransportError("closed", "the client was closed", unsent=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name="transport-retry")
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
+        return task

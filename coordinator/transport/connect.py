@@ -1,0 +1,83 @@
+"""Opening a connection: names, time limit, TLS, and one error type for all that can go wrong."""
+
+import asyncio
+import math
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from coordinator.core.instance import Address
+
+from .errors import TransportError, connect_error
+from .resolve import Resolver
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+class Connector:
+    """Opens TCP and TLS connections.
+
+    Args:
+        connect_s: limit of look-up, TCP connect and TLS handshake together; 0: none.
+        ssl_context: for https addresses; None: the system's trusted authorities.
+    """
+
+    def __init__(
+        self, *, connect_s: float, ssl_context: ssl.SSLContext | None = None, resolver: Resolver | None = None
+    ) -> None:
+        self._connect_s = connect_s or math.inf
+        self._context = ssl_context
+        self._resolver = resolver or Resolver()
+
+    async def open(self, address: Address, factory: Callable[[], P], remaining_s: float = math.inf) -> P:
+        """Connect and return the protocol made by `factory`, of the connection that succeeded.
+
+        Cancellation closes the half-open socket.
+
+        Args:
+            address: host and port to connect to.
+            factory: makes the protocol; called once per try, for a name may stand for several addresses.
+            remaining_s: what is left of the caller's own deadline.
+
+        Raises:
+            TransportError: `timeout` where the caller's deadline was the nearer limit, else one of `connect_refused`,
+                `connect_timeout`, `connect_failed`, `dns_failed`, `tls_failed`. Always `unsent`.
+        """
+        limit_s = min(self._connect_s, remaining_s)
+        try:
+            async with asyncio.timeout(None if limit_s == math.inf else max(limit_s, 0.0)):
+                return await self._any_host(address, factory, limit_s)
+        except TimeoutError as error:
+            self._resolver.forget(address.host)
+            if limit_s < self._connect_s:
+                raise TransportError("timeout", f"{address.netloc}: while connecting", unsent=True) from error
+            raise connect_error(error, f"{address.netloc}: no connection within {limit_s:g} s") from error
+
+    async def _any_host(self, address: Address, factory: Callable[[], P], limit_s: float) -> P:
+        """Try the addresses of a name one after the other; each gets its share of the time."""
+        try:
+            hosts = await self._resolver.resolve(address.host)
+        except OSError as error:
+            raise TransportError("dns_failed", f"{address.netloc}: {error}", connecting=True, unsent=True) from error
+        share_s = limit_s / len(hosts) if limit_s < math.inf else None
+        failure: OSError | None = None
+        for host in hosts:
+            try:
+                async with asyncio.timeout(share_s if host is not hosts[-1] else None):
+                    return await self._one_host(address, host, factory)
+            except OSError as error:
+                failure = error
+        self._resolver.forget(address.host)
+        assert failure is not None  # a look-up brings at least one address
+        raise connect_error(failure, address.netloc) from failure
+
+    async def _one_host(self, address: Address, host: str, factory: Callable[[], P]) -> P:
+        loop = asyncio.get_running_loop()
+        if not address.tls:
+            return (await loop.create_connection(factory, host, address.port))[1]
+        if self._context is None:
+            self._context = ssl.create_default_context()
+        made = await loop.create_connection(
+            factory, host, address.port, ssl=self._context, server_hostname=address.host
+        )
+        return made[1]

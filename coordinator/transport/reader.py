@@ -1,0 +1,195 @@
+"""Reads one reply: bytes in, calls on a sink out; knows no socket."""
+
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from .errors import TransportError
+from .expand import IDENTITY, Expander, ExpansionError
+from .reply import ReplySink
+
+FIRST_FINAL = 200
+SWITCHING = 101
+NO_BODY = (204, 304)
+
+
+class ReplyReader:
+    """The reply to one request, while it is read. `end` and `lost` of the sink are the caller's to call.
+
+    Attributes:
+        sink: where the reply goes; another may take over between two calls. None: what still comes is dropped.
+        fault: why the reply cannot be read; the sink gets nothing after it.
+        complete: the reply ended by its own framing.
+        until_close: the reply ends when the connection does (RFC 9112 §6.3, rule 8).
+        keeps_open: the reply leaves the connection open for another request.
+        in_step: no byte came that does not belong to this reply.
+        untouched: no byte came at all.
+    """
+
+    __slots__ = (
+        "_bodiless",
+        "_expander",
+        "_headers",
+        "_max_head_bytes",
+        "_now_s",
+        "_parser",
+        "_quiet_bytes",
+        "_status",
+        "complete",
+        "fault",
+        "in_step",
+        "keeps_open",
+        "sink",
+        "until_close",
+        "untouched",
+    )
+
+    def __init__(self, sink: ReplySink, *, bodiless: bool, max_head_bytes: int) -> None:
+        self.sink: ReplySink | None = sink
+        self.fault: TransportError | None = None
+        self.complete = False
+        self.until_close = False
+        self.keeps_open = False
+        self.in_step = True
+        self.untouched = True
+        self._bodiless = bodiless
+        self._max_head_bytes = max_head_bytes
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._status = 0  # 0 until the final reply's head is complete
+        self._quiet_bytes = 0  # read since the last body byte: the head, or trailers and the like
+        self._expander: Expander | None = None
+        self._now_s = 0.0
+
+    @property
+    def expands(self) -> bool:
+        """Whether the body comes compressed and the sink gets it plain."""
+        return self._expander is not None
+
+    def feed(self, data: bytes, now_s: float) -> BaseException | None:
+        """Read on; `complete` and `fault` tell what came of it.
+
+        Returns:
+            What the sink raised, if it did: a fault of ours that the log must show; `fault` is set as well.
+        """
+        assert self._parser is not None
+        self.untouched = False
+        self._now_s = now_s
+        self._quiet_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserCallbackError as error:
+            self._fail("the reply's sink failed")
+            return error.__context__ or error
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self.in_step = False
+            if not self.complete:
+                self._fail(f"not HTTP: {error}")
+        if self._quiet_bytes > self._max_head_bytes and not self.complete:
+            self._fail("head or trailers too long")
+        return None
+
+    def close(self) -> None:
+        """The connection ended in order: so does the reply, if it is framed that way."""
+        if self.until_close:
+            self._complete()
+
+    def release(self) -> ReplySink | None:
+        """Take the sink away and free the parser, which refers back to this object."""
+        sink, self.sink, self._parser = self.sink, None, None
+        return sink
+
+    # --- called by httptools
+
+    def on_message_begin(self) -> None:
+        """Take note of a reply that begins."""
+        if self.complete:
+            self.in_step = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header, or a trailer: those are dropped."""
+        if not self._status:
+            self._headers.append((name.lower(), value.rstrip()))  # httptools leaves trailing space
+
+    def on_headers_complete(self) -> None:
+        """Show the head to the sink, unless it is an interim one or one that cannot be served."""
+        if self.sink is None or self._parser is None or self._status or self.fault is not None:
+            return
+        status = self._parser.get_status_code()
+        if status < FIRST_FINAL:
+            self._headers.clear()
+            if status == SWITCHING:
+                self._fail("unasked switch of protocols")
+            return
+        self._status = status
+        self.keeps_open = self._parser.should_keep_alive()
+        if self._head_fits() and self._body_readable():
+            self.sink.head(status, tuple(self._headers))
+            if self._bodiless:  # the parser would wait for the body that the head announces
+                self.complete = True
+
+    def on_body(self, data: bytes) -> None:
+        """Pass body bytes on."""
+        self._quiet_bytes = 0
+        if self.complete:
+            self.in_step = False
+        elif self._expander is not None:
+            self._expand(self._expander, data)
+        elif self.sink is not None and self.fault is None:
+            self.sink.data(data, self._now_s)
+
+    def on_message_complete(self) -> None:
+        """Take note of the end; that of an interim reply is none."""
+        if self._status and not self.complete:
+            self._complete()
+
+    # --- inside
+
+    def _fail(self, why: str) -> None:
+        if self.fault is None:
+            self.fault = TransportError("bad_reply", why)
+
+    def _complete(self) -> None:
+        if self._expander is not None and not self._expander.finished:
+            self._fail("compressed body is cut")
+        self.complete = self.fault is None
+
+    def _head_fits(self) -> bool:
+        """Whether the head is within its limit although it came in one piece with the body's start."""
+        limit = self._max_head_bytes
+        if self._quiet_bytes > limit and sum(len(name) + len(value) for name, value in self._headers) > limit:
+            self._fail("head too long")
+        return self.fault is None
+
+    def _body_readable(self) -> bool:
+        """Find out how the body is framed and encoded (RFC 9112 §6.3)."""
+        bodiless = framed = self._bodiless or self._status in NO_BODY
+        encoding = b""
+        for name, value in self._headers:
+            if name == b"content-length":
+                framed = True
+            elif name == b"transfer-encoding":
+                framed = True
+                if value.lower() != b"chunked":
+                    self._fail("unknown transfer coding")
+            elif name == b"content-encoding":
+                encoding = b"nested" if encoding else value.lower()
+        self.until_close = not framed
+        if encoding not in IDENTITY and not bodiless and self.fault is None:
+            self._start_expanding(encoding)
+        return self.fault is None
+
+    def _start_expanding(self, encoding: bytes) -> None:
+        try:
+            self._expander = Expander(encoding)
+        except ExpansionError as error:
+            self._fail(str(error))
+        untrue = (b"content-encoding", b"content-length")
+        self._headers = [header for header in self._headers if header[0] not in untrue]
+
+    def _expand(self, expander: Expander, data: bytes) -> None:
+        try:
+            for piece in expander.feed(data):
+                if self.sink is None or self.fault is not None:
+                    return
+                self.sink.data(piece, self._now_s)
+        except ExpansionError as error:
+            self.fault = TransportError("reply_too_large" if error.bomb else "bad_reply", str(error))

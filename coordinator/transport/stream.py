@@ -1,0 +1,130 @@
+"""A reply that is passed on piece by piece: the caller's hold on it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from .connection import Connection
+from .errors import TransportError
+from .reader import ReplyReader
+from .reply import Headers, ReplySink
+from .request import Call
+
+
+class Stream:
+    """One streamed reply. All calls are idempotent, and none does anything once the reply has ended."""
+
+    __slots__ = ("_claim", "_closed", "_connection", "_paused", "_retry")
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._claim: ReplyReader | None = None
+        self._closed = False
+        self._paused = False
+        self._retry: asyncio.Task[None] | None = None
+
+    def pause(self) -> None:
+        """Stop reading from the engine; what was read already still comes. A loss may show only after `resume`."""
+        self._paused = True
+        if self._connection is not None and self._claim is not None:
+            self._connection.pause(self._claim)
+
+    def resume(self) -> None:
+        """Read on."""
+        self._paused = False
+        if self._connection is not None and self._claim is not None:
+            self._connection.resume(self._claim)
+
+    def close(self) -> None:
+        """End the leg: no further call reaches the sink. The connection is closed unless the reply has ended."""
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._connection is not None and self._claim is not None:
+            self._connection.abandon(self._claim)
+        self._connection = self._claim = None
+
+    # --- for the client
+
+    def run(self, connection: Connection, call: Call, sink: ReplySink) -> None:
+        """Write the request on this connection; raises TransportError if it is closed already."""
+        self._claim = connection.begin(call, sink)
+        self._connection = connection
+        if self._paused:
+            connection.pause(self._claim)
+
+    def hand_over(self, sink: ReplySink) -> None:
+        """Let another sink take the rest of the reply."""
+        if self._claim is not None and self._claim.sink is not None:
+            self._claim.sink = sink
+
+    def retry(self, task: asyncio.Task[None]) -> None:
+        """Take note of the task that looks for another connection: `close` cancels it."""
+        self._connection = self._claim = None
+        self._retry = task
+
+    @property
+    def closed(self) -> bool:
+        """Whether the caller has closed it."""
+        return self._closed
+
+
+class SecondChance:
+    """Sink of a request on a reused connection until the first byte: a stale connection is replaced, once.
+
+    Args:
+        stream: the caller's hold.
+        call: the request, to be written again.
+        sink: the caller's sink; it takes over with the reply's head.
+        spawn: starts a task owned by the client.
+        connect: opens a new connection.
+    """
+
+    __slots__ = ("_call", "_connect", "_sink", "_spawn", "_stream")
+
+    def __init__(
+        self,
+        stream: Stream,
+        call: Call,
+        sink: ReplySink,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        connect: Callable[[], Coroutine[Any, Any, Connection]],
+    ) -> None:
+        self._stream = stream
+        self._call = call
+        self._sink = sink
+        self._spawn = spawn
+        self._connect = connect
+
+    def head(self, status: int, headers: Headers) -> None:
+        """The connection was alive: leave."""
+        self._stream.hand_over(self._sink)
+        self._sink.head(status, headers)
+
+    def data(self, data: bytes, now_s: float) -> None:
+        """Passed on, although no data comes before the head."""
+        self._sink.data(data, now_s)
+
+    def end(self, now_s: float) -> None:
+        """Passed on, although no end comes before the head."""
+        self._sink.end(now_s)
+
+    def lost(self, error: TransportError) -> None:
+        """Try again if the connection was closed before the reply began."""
+        if error.unsent:
+            task = self._spawn(self._again())
+            task.add_done_callback(self._ended)
+            self._stream.retry(task)
+        else:
+            self._sink.lost(error)
+
+    async def _again(self) -> None:
+        try:
+            self._stream.run(await self._connect(), self._call, self._sink)
+        except TransportError as error:
+            self._sink.lost(error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Cancelled by the stream's owner, who knows, or by the client's end; it may not even have begun."""
+        if task.cancelled() and not self._stream.closed:
+            self._sink.lost(TransportError("closed", "the client was closed", unsent=True))
