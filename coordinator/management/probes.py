@@ -14,11 +14,13 @@ class Probes:
     instances, or a hybrid one (MindIE protocol page §9.4, and a JSON body that says why).
 
     Attributes:
+        serving: whether the data plane listens; before that it has not started and is not ready.
         draining: set once the process is to end; it is alive then, and no longer ready.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.serving = True
         self.draining = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -34,8 +36,8 @@ class Probes:
         ]
 
     async def started(self, _request: web.Request) -> web.Response:
-        """200: whoever listens here has started."""
-        return json_reply({"status": "started"})
+        """200 once the data plane listens, else 503."""
+        return json_reply({"status": "started"}) if self.serving else json_reply({"status": "starting"}, 503)
 
     async def alive(self, _request: web.Request) -> web.Response:
         """200 as long as the process answers."""
@@ -52,6 +54,8 @@ class Probes:
     def _ready(self, model: str | None) -> web.Response:
         if self.draining:
             return json_reply({"ready": False, "reason": "the coordinator is shutting down"}, 503)
+        if not self.serving:
+            return json_reply({"ready": False, "reason": "the data plane does not listen yet"}, 503)
         if not self._cluster.accepts(model):
             return json_reply({"ready": False, "reason": f"no instance serves the model {model!r}"}, 503)
         found, reason = self._cluster.ready_pair(model)

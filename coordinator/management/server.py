@@ -38,7 +38,7 @@ class Listen:
 class Management:
     """The management plane: instances, probes, metrics, and the MindIE controller's calls.
 
-    Start it after the data plane listens: readiness speaks for both.
+    It may start before the data plane listens; `serving` tells the probes then, since readiness speaks for both.
 
     Args:
         make_instance: builds an instance from the keys of the configuration file; raises ValueError.
@@ -76,6 +76,15 @@ class Management:
         if listen.status_port is not None:
             plan.append(("status", listen.status_port, self._probes.routes()))
         self._plan = [("management", listen.port, first), *plan]
+
+    @property
+    def serving(self) -> bool:
+        """Whether the data plane listens (true unless told otherwise); without it nothing is ready."""
+        return self._probes.serving
+
+    @serving.setter
+    def serving(self, value: bool) -> None:
+        self._probes.serving = value
 
     @property
     def draining(self) -> bool:

@@ -131,6 +131,24 @@ async def test_probes_follow_the_cluster(serve, settled):
     await all_say(503, "shutting down")
 
 
+async def test_nothing_is_ready_before_the_data_plane_listens(serve, settled):
+    management, call = await serve()
+    management.serving = False
+    for instance in (P1, D1):
+        await call("POST", "/v1/instances", instance)
+    await settled(2)
+    for path in (*READY_PATHS, "/v2/models/m/ready"):
+        status, answer, _ = await call("GET", path)
+        assert status == 503
+        assert answer["reason"] == "the data plane does not listen yet"
+    assert (await call("GET", "/v1/startup"))[:2] == (503, {"status": "starting"})
+    assert (await call("GET", "/v1/health"))[0] == 200
+    management.serving = True
+    assert management.serving
+    assert (await call("GET", "/v1/startup"))[0] == 200
+    assert (await call("GET", "/v1/readiness"))[0] == 200
+
+
 async def test_models_are_ready_one_by_one(serve, settled):
     _, call = await serve()
     for i, model in enumerate(("m", "a/b")):
