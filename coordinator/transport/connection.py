@@ -175,11 +175,16 @@ class Connection(asyncio.Protocol):
         self._read_on()
         self._reused = True
         now_s = self._clock()
-        stays = (reader.keeps_open or self._keep) and reader.in_step and not reader.until_close
-        if not (stays and self.usable and self._home.put(self, now_s)):
+        if not (self._can_stay(reader) and self._home.put(self, now_s)):
             self.close()
         if sink is not None:
             sink.end(now_s)
+
+    def _can_stay(self, reader: ReplyReader) -> bool:
+        """Whether another request may follow; not after a reply to a request that is only half sent."""
+        stays = (reader.keeps_open or self._keep) and reader.in_step and not reader.until_close
+        transport = self._transport
+        return stays and transport is not None and not transport.is_closing() and not transport.get_write_buffer_size()
 
     def _fail(self, error: TransportError) -> None:
         sink = self._detach()

@@ -137,6 +137,21 @@ async def test_surplus_bytes_cost_the_connection(engine, get, client):
     assert len(engine.peers) == 2
 
 
+async def test_reply_before_the_request_is_all_sent_costs_the_connection(engine, get, client):
+    def refuse_early(peer):
+        peer.transport.pause_reading()
+        asyncio.get_running_loop().call_later(0.02, peer.send, whole(b"too large", status=413))
+
+    engine.on_connect = refuse_early
+    reply = await get(b"POST", body=bytes(16 << 20))
+    assert (reply.status, reply.body) == (413, b"too large")
+    assert client.idle_connections == 0
+    async with asyncio.timeout(GUARD_S):
+        while client.open_connections:
+            await turns(1)
+    engine.peers[0].transport.resume_reading()
+
+
 class TestSizes:
     async def test_reply_too_large(self, engine, get, client):
         engine.script = lambda peer, request: peer.send(whole(bytes(1001)))
