@@ -46,4 +46,4 @@ def load_engine(name: str) -> EngineClass:
     if not isinstance(found, type):
         raise ValueError(f"engine {name!r} is not a class")  # noqa: TRY004  # the name is the wrong value
     made: Any = found
-    return cast(EngineClass, made)
+    return cast("EngineClass", made)

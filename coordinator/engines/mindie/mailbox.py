@@ -10,6 +10,7 @@ from coordinator.wire.mindie import Kind
 
 MAX_HELD_BYTES = 67108864
 MAX_DETAIL_CHARS = 300
+OVERTAKEN_S = 0.25  # how long an error of decode waits for prefill's reply, in whose place it would else come
 
 
 class Mailbox:
@@ -55,8 +56,8 @@ class Mailbox:
         """Take any message of this request."""
         if self.done.done():
             return
-        if kind is Kind.ERROR:
-            self._fail("engine_error", body.decode("utf-8", "replace")[:MAX_DETAIL_CHARS])
+        if kind is Kind.ERROR and (self._held is None or not self._stream):
+            self._refused(body)
         elif kind is Kind.OVERSIZED:
             self._fail("message_too_large", "")
         elif self._held is None or (kind is Kind.LAST_DATA and not self._stream):
@@ -67,6 +68,9 @@ class Mailbox:
     def _hold(self, kind: Kind, body: bytes, now_s: float) -> None:
         assert self._held is not None
         self._held.append((kind, body, now_s))
+        if kind is Kind.ERROR:
+            # it was said after prefill's reply and has overtaken it; where there is no reply, the failure stands
+            asyncio.get_running_loop().call_later(OVERTAKEN_S, self._refused, body)
         self._held_bytes += len(body)
         if self._held_bytes > MAX_HELD_BYTES:
             self._fail("message_too_large", "decode is far ahead of prefill's reply")
@@ -74,6 +78,9 @@ class Mailbox:
     def _deliver(self, kind: Kind, body: bytes, now_s: float) -> None:
         if kind is Kind.RETRY:
             self._settle(Resume(body, self._wire_id))
+            return
+        if kind is Kind.ERROR:
+            self._refused(body)
             return
         if kind not in (Kind.DATA, Kind.LAST_DATA):
             return
@@ -124,6 +131,9 @@ class Mailbox:
             self.done.exception()  # whoever waits gets it; nobody may be waiting any more
             if self.on_settled is not None:
                 self.on_settled()
+
+    def _refused(self, text: bytes) -> None:
+        self._fail("engine_error", text.decode("utf-8", "replace")[:MAX_DETAIL_CHARS])
 
     def _fail(self, reason: str, detail: str) -> None:
         self.fail(EngineFailed(Side.DECODE, self._decode_id, reason, detail=detail))
