@@ -221,8 +221,10 @@ class App:
         try:
             self._take_instances(self.settings)
             await self.cluster.start()
-            await self.server.listen(self.settings.server.host, self.settings.server.port)
+            self.management.serving = False
             await self.management.start()
+            await self.server.listen(self.settings.server.host, self.settings.server.port)
+            self.management.serving = True
         except BaseException:
             await self.aclose()
             raise
