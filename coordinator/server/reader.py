@@ -159,7 +159,7 @@ class RequestReader:
         self._judge_wishes(found)
 
     def _expect_chunks(self, codings: list[bytes], lengths: list[bytes]) -> None:
-        if lengths:
+        if lengths:  # llhttp refuses it as well, but request smuggling must not hang on a setting of a library
             raise BadRequest("a request must not have both Content-Length and Transfer-Encoding")
         if self.http_10 or len(codings) > 1 or codings[0].lower() != b"chunked":
             raise BadRequest("the only Transfer-Encoding of a request that is supported is chunked")
