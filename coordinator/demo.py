@@ -132,6 +132,7 @@ async def _start_coordinator(
             "route_headers": True,
         },
         "cluster": {"engine": options.engine, "model": MODEL, "instances": entries},
+        "limits": {"max_requests": 1000},
         "health": {"interval_s": 1, "recover_after": 1},
     }
     settings = config.parse(json.dumps(document), "demo")

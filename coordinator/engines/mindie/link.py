@@ -134,6 +134,7 @@ class DecodeLink:
         try:
             while True:
                 opened, reason = await self._once(openings)
+                self._watcher.unlinked(reason)
                 self._lose(reason)
                 if opened:
                     pause_s, openings = self._settings.first_pause_s, openings + 1
@@ -183,7 +184,6 @@ class DecodeLink:
                 return ended.result()
 
     def _lose(self, reason: str) -> None:
-        """Fail at once what was waiting on the stream, and say so."""
-        self._watcher.unlinked(reason)
+        """Fail at once what was waiting on the stream."""
         for box in list(self._boxes.values()):
             box.fail(EngineFailed(Side.DECODE, self._instance.id, "link_lost", detail=reason))
