@@ -101,9 +101,11 @@ def plan(wish: Wish, seed: int, bounds: tuple[int, int]) -> Plan:
         bounds: shortest and longest natural length in tokens, where the wish does not fix it.
     """
     origin = f"{kv_digest(wish.prompt, seed)}:{wish.seed}"
-    rng = random.Random(origin)
-    natural = rng.randint(*bounds) if wish.natural_length is None else wish.natural_length
-    ids = _draw(rng, wish.limit if wish.ignore_eos else min(natural, wish.limit))
+    natural = wish.natural_length
+    if natural is None:
+        # of its own, so that the bounds change the length of an answer and not its words
+        natural = random.Random(f"{origin}:length").randint(*bounds)
+    ids = _draw(random.Random(origin), wish.limit if wish.ignore_eos else min(natural, wish.limit))
     finish = "length"
     if not wish.ignore_eos and natural < wish.limit:
         ids.append(tokens.EOS)

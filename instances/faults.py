@@ -129,13 +129,13 @@ class Faults:
         menu: names that are allowed, with their explanation.
         name: the instance's name, for `on=`.
         seed: of the random shares.
-        given: faults set from the start.
+        given: faults set from the start; raises BadFault if one is wrong.
     """
 
-    def __init__(self, menu: Menu, name: str, seed: int, given: Iterable[str] = ()) -> None:
+    def __init__(self, menu: Menu, name: str, seed: object, given: Iterable[str] = ()) -> None:
         self.menu = menu
-        self._name = name
-        self._rng = random.Random(f"faults:{seed}:{name}")
+        self.name = name
+        self._rng = random.Random(f"faults:{seed}")
         self._set: list[Fault] = []
         self.replace(given)
 
@@ -161,7 +161,7 @@ class Faults:
             elif key == "rate":
                 holds = self._rng.random() < float(value)
             else:
-                holds = value == self._name
+                holds = value == self.name
             if not holds:
                 return False
         return True

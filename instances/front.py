@@ -9,7 +9,7 @@ from aiohttp import web
 
 from instances.faults import BadFault, Chosen
 from instances.records import Record
-from instances.replies import faulty, reset, transport_of, wants_faulty_body
+from instances.replies import faulty, reset, wants_faulty_body
 
 if TYPE_CHECKING:
     from instances.server import Instance
@@ -104,14 +104,14 @@ class Front:
         return None
 
     async def _sever(self, request: web.Request, chosen: Chosen) -> None:
-        transport = transport_of(request)
+        transport = request.transport
         if "hang" in chosen:
             await self._instance.closing.wait()
             raise Severed("hang")
         if (crash := chosen.get("crash")) is not None:
             self._instance.crash(crash.number(0) if crash.value else None)
             raise Severed("crash")
-        for name, cut in (("close", asyncio.Transport.close), ("reset", reset)):
+        for name, cut in (("close", _close), ("reset", reset)):
             if name in chosen:
                 if transport is not None:
                     cut(transport)
@@ -129,3 +129,7 @@ class Front:
         if self._instance.starting or (fails_after is not None and age_ms >= fails_after.number(0)):
             return self._instance.engine.error(_UNAVAILABLE, "not ready")
         return None
+
+
+def _close(transport: asyncio.Transport) -> None:
+    transport.close()

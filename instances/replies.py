@@ -23,12 +23,6 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-def transport_of(request: web.Request) -> asyncio.Transport | None:
-    """The connection of a request; None if the peer has left."""
-    transport = request.transport
-    return transport if isinstance(transport, asyncio.Transport) else None
-
-
 class Pipe:
     """Bytes of one body, past the HTTP library: so that each chunk, cut and byte is where it is meant to be.
 
@@ -134,7 +128,7 @@ async def faulty(request: web.Request, response: web.Response, chosen: Chosen) -
     headers["Content-Length"] = str(len(body))
     plain = web.StreamResponse(status=200 if "empty" in chosen else response.status, headers=headers)
     await plain.prepare(request)
-    transport = transport_of(request)
+    transport = request.transport
     if transport is not None:
         pipe = Pipe(transport, chosen)
         pipe.write(bytes(body))
@@ -160,5 +154,5 @@ class EventStream:
         )
         response.enable_chunked_encoding()
         await response.prepare(request)
-        transport = transport_of(request)
+        transport = request.transport
         return None if transport is None else cls(response, Pipe(transport, chosen))

@@ -87,15 +87,25 @@ class Instance:
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
         self.engine = make_engine(self)
-        self._sock = _bound(self.host, self.port)
-        self.port = self._sock.getsockname()[1]
-        self.name = options.name or f"{options.role}-{self.port}"
+        self.name = options.name or options.role
         menu = {**COMMON_MENU, **self.engine.menu}
-        self.faults = Faults(menu, self.name, options.seed, options.faults)
+        self.faults = Faults(menu, self.name, f"{options.seed}:{self.name}", options.faults)
+        self._sock: socket.socket | None = None
 
     # --- life
 
     async def __aenter__(self) -> Self:
+        self._sock = _bound(self.host, self.port)
+        self.port = self._sock.getsockname()[1]
+        self.name = self.faults.name = self.options.name or f"{self.role}-{self.port}"
+        try:
+            await self._start(self._sock)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def _start(self, sock: socket.socket) -> None:
         app = web.Application(client_max_size=self.options.max_body_bytes, middlewares=[Front(self).middleware])
         app.add_routes([*self.engine.routes(), *control.routes(self)])
         self._client = aiohttp.ClientSession(
@@ -114,10 +124,9 @@ class Instance:
         await self._runner.setup()
         await self.engine.start()
         if self.options.listen_after_s > 0:
-            self.tasks.spawn(self._listen_later(self.options.listen_after_s), f"{self.name} listens later")
+            self.tasks.spawn(self._listen_later(sock, self.options.listen_after_s), f"{self.name} listens later")
         else:
-            await self._listen(self._sock)
-        return self
+            await self._listen(sock)
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -129,7 +138,8 @@ class Instance:
         await self.tasks.aclose()
         if self._runner is not None:
             await self._runner.cleanup()
-        self._sock.close()
+        if self._sock is not None:
+            self._sock.close()
         if self._client is not None:
             await self._client.close()
 
@@ -170,18 +180,22 @@ class Instance:
     async def listen_too(self, port: int) -> int:
         """Serve the same on a further port; 0 takes a free one. Gives the port."""
         sock = _bound(self.host, port)
-        await self._listen(sock)
+        try:
+            await self._listen(sock)
+        except BaseException:
+            sock.close()
+            raise
         return int(sock.getsockname()[1])
 
-    async def _listen_later(self, delay_s: float) -> None:
+    async def _listen_later(self, sock: socket.socket, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        await self._listen(self._sock)
+        await self._listen(sock)
 
     def crash(self, back_after_s: float | None = None) -> None:
         """Die: all connections reset, all requests lost, port closed. With a time: start again after it."""
         if self._runner is not None and self._runner.server is not None:
             for connection in self._runner.server.connections:
-                if isinstance(connection.transport, asyncio.Transport):
+                if connection.transport is not None:
                     reset(connection.transport)
         self.engine.forget()
         self.ledger.clear("crash")

@@ -97,7 +97,7 @@ class Dresult:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """`GET /dresult`; a second one replaces the first, which gets the close message and its terminator."""
-        role = self._instance.role
+        role = "none" if self._instance.starting else self._instance.role
         if role == "hybrid":
             raise Refused(400, NON_DMI)
         if role not in {"decode", "flex"}:
@@ -111,8 +111,10 @@ class Dresult:
         stream = ResultStream(opened.pipe)
         old, self.current = self.current, stream
         self.opened += 1
-        if old is not None and old.alive:
-            old.end("dresult_close")
+        if old is not None:
+            if old.alive:
+                old.end("dresult_close")
+            old.ended.set()
         if "silence" in chosen:
             stream.mute(chosen.number("silence", 30))
         await stream.ended.wait()

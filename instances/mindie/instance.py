@@ -136,8 +136,8 @@ class MindieEngine:
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         chosen = request.get(CHOSEN, Chosen())
         self.meters.received += 1
-        plain = self.instance.role == "hybrid"
-        control = None if plain else control_headers.check(self._role(), request.headers)
+        role = self.known_role
+        control = None if role == "hybrid" else control_headers.check(role, request.headers)
         standard = control is None or self._is_self(control)
         recompute = control is not None and control.recompute
         body = await read_json(request)
@@ -151,7 +151,9 @@ class MindieEngine:
             return await self.hybrid.serve(request, family, job, chosen)
         return await self.prefill.serve(control, family, job, chosen)
 
-    def _role(self) -> str:
+    @property
+    def known_role(self) -> str:
+        """The role, `none` during the start."""
         return "none" if self.instance.starting else self.instance.role
 
     def _is_self(self, control: control_headers.Control) -> bool:
