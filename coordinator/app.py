@@ -32,17 +32,6 @@ LOG = logging.getLogger("pd_coordinator")
 DISTRIBUTION = "pd-coordinator"
 LAST_WORDS_S = 1.0  # for error events after the grace time
 FROM_FILE = "file"
-RENAMED = {
-    "capacity_rate": "block_limit_rate",
-    "weight_sequence_time": "sequence_cost",
-    "sequence_tokens_offset": "output_tokens",
-    "cores": "batch_size",
-    "cores_per_group": "small_batch",
-    "weight_peak_slots": "busiest_cost",
-    "weight_reported_blocks": "reported_cost",
-    "weight_slots": "request_cost",
-    "weight_blocks": "block_cost",
-}
 
 
 def load_settings(path: Path) -> Settings:
@@ -68,7 +57,7 @@ def validate_options(engine: str, given: Mapping[str, object]) -> Mapping[str, o
 
 def make_policies(settings: Settings) -> Policies:
     """The policies that the configuration names; raises ValueError."""
-    options = {RENAMED.get(key, key): value for key, value in settings.scheduling.load_balance}
+    options = dict(settings.scheduling.load_balance)
     prefill, decode = settings.scheduling.policies
     return Policies(
         load_policy(prefill, options if prefill == "load_balance" else None),

@@ -116,25 +116,27 @@ class LoadBalance(Section):
         0.22, description="tokens per byte of prompt, where tokens are not known"
     )
     count_blocks: bool = Field(default=True, description="true: a request weighs its KV blocks; false: each weighs 1")
-    respect_capacity: bool = Field(default=True, description="true: skip instances above capacity_rate of their total")
-    capacity_rate: Annotated[float, Field(ge=0, le=2000)] = Field(
+    respect_capacity: bool = Field(
+        default=True, description="true: skip instances above block_limit_rate of their total"
+    )
+    block_limit_rate: Annotated[float, Field(ge=0, le=2000)] = Field(
         1.1, description="share of an instance's slots and blocks that may be given away"
     )
     order: Literal["fcfs", "shortest", "longest"] = Field(
         "fcfs", description="order of waiting requests: fcfs, shortest or longest prompt first"
     )
-    weight_sequence_time: Factor = Field(0, description="weight of the estimated time of decode's sequences")
-    sequence_tokens_offset: Annotated[int, Field(ge=0, le=10**9)] = Field(
+    sequence_cost: Factor = Field(0, description="weight of the estimated time of decode's sequences")
+    output_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
         1024, description="tokens added to each sequence in that estimate"
     )
-    cores: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="sequences that run side by side there")
-    cores_per_group: Annotated[int, Field(ge=0, le=10**6)] = Field(
+    batch_size: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="sequences that run side by side there")
+    small_batch: Annotated[int, Field(ge=0, le=10**6)] = Field(
         6, description="a last group of at most this many sequences counts half"
     )
-    weight_peak_slots: Factor = Field(0, description="weight of the highest slot count among the decode instances")
-    weight_reported_blocks: Factor = Field(1, description="weight of the KV blocks that the engine reports in use")
-    weight_slots: Factor = Field(0, description="weight of the requests placed on the decode instance")
-    weight_blocks: Factor = Field(1, description="weight of the KV blocks placed on the decode instance")
+    busiest_cost: Factor = Field(0, description="weight of the highest slot count among the decode instances")
+    reported_cost: Factor = Field(1, description="weight of the KV blocks that the engine reports in use")
+    request_cost: Factor = Field(0, description="weight of the requests placed on the decode instance")
+    block_cost: Factor = Field(1, description="weight of the KV blocks placed on the decode instance")
 
 
 def _kind_of_policy(value: Any) -> str:

@@ -30,16 +30,16 @@ scheduling:
     bytes_to_tokens: 0.22
     count_blocks: true
     respect_capacity: true
-    capacity_rate: 1.1
+    block_limit_rate: 1.1
     order: fcfs
-    weight_sequence_time: 0
-    sequence_tokens_offset: 1024
-    cores: 24
-    cores_per_group: 6
-    weight_peak_slots: 0
-    weight_reported_blocks: 1
-    weight_slots: 0
-    weight_blocks: 1
+    sequence_cost: 0
+    output_tokens: 1024
+    batch_size: 24
+    small_batch: 6
+    busiest_cost: 0
+    reported_cost: 1
+    request_cost: 0
+    block_cost: 1
 limits:
   max_requests: 10000
   max_queue: 1000
