@@ -12,7 +12,7 @@ from coordinator.policies import NO_DEMAND, Demand, Policy
 
 from .load import Load
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pd_coordinator.scheduler")
 
 READY, SUSPECT = 0, 1
 """Tiers: a suspect instance stands behind every ready one."""
