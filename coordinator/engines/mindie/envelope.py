@@ -49,6 +49,6 @@ def read_envelope(body: bytes, wire_id: str, *, stream: bool) -> FirstToken:
     if not stream:
         if not last:
             return FirstToken(b"", last=False)  # an output here is of no use: decode sends the whole answer
-        if output is None:
+        if not output:
             raise EnvelopeError("a last response lacks its output")
     return FirstToken((output or "").encode(), last=bool(last))

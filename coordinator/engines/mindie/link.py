@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from coordinator.core.errors import EngineFailed, Side
+from coordinator.core.errors import EngineFailed, InternalError, Side
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Watcher
 from coordinator.engines.context import EngineContext
@@ -60,6 +60,7 @@ class DecodeLink:
         self._on_late = on_late
         self._on_reopened = on_reopened
         self._ssl_context = context.ssl_context
+        self._log = context.log
         self._boxes: dict[bytes, Mailbox] = {}
         self._parser = ResultParser(settings.max_message_bytes)
         self._link: Link | None = None
@@ -86,8 +87,7 @@ class DecodeLink:
     async def aclose(self) -> None:
         """Close the stream; its requests fail."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
 
     # --- from the socket
 
@@ -103,10 +103,14 @@ class DecodeLink:
         for rid, kind, body in frames:
             box = boxes.get(rid)
             if box is not None:
-                if kind is Kind.DATA:
-                    box.data(body, now_s)
-                else:
-                    box.message(kind, body, now_s)
+                try:
+                    if kind is Kind.DATA:
+                        box.data(body, now_s)
+                    else:
+                        box.message(kind, body, now_s)
+                except Exception as error:  # noqa: BLE001  # the border: one request's fault must not end the stream
+                    self._log.exception("a request of instance %s failed inside the coordinator", self._instance.id)
+                    box.fail(InternalError(type(error).__name__))
             elif kind is not Kind.HEARTBEAT:
                 self._unclaimed(kind, body)
         if self._parser.ended:

@@ -89,17 +89,24 @@ class Mailbox:
             self._flowing = self._stream and self._held is None
             self._stages.decoding(now_s)
             # decode opens an OpenAI chat stream again although prefill has done so (protocol page §5.5)
-            if kind is Kind.DATA and self._out.started and self._out.only_opens(body):
+            if kind is Kind.DATA and self._stream and self._out.only_opens(body):
+                if not self._out.started:
+                    self._out.piece(body, now_s, token=False)
                 return
-        if kind is Kind.DATA:
-            if self._stream:
-                self._out.piece(body, now_s)
+        if kind is Kind.LAST_DATA:
+            self._complete(body, now_s)
+        elif self._stream:
+            self._out.piece(body, now_s)
+
+    def _complete(self, body: bytes, now_s: float) -> None:
+        if self._stream:
+            self._out.finish(body, now_s)
+        elif body:
+            self._out.whole(body, now_s)
         else:
-            if self._stream:
-                self._out.finish(body, now_s)
-            else:
-                self._out.whole(body, now_s)
-            self._settle(COMPLETED)
+            self._fail("bad_reply", "the answer is empty")
+            return
+        self._settle(COMPLETED)
 
     # --- from the request
 
@@ -111,14 +118,10 @@ class Mailbox:
             return
         if first.last:
             self._stages.decoding(now_s)
-            if self._stream:
-                self._out.finish(first.output, now_s)
-            else:
-                self._out.whole(first.output, now_s)
-            self._settle(COMPLETED)
+            self._complete(first.output, now_s)
             return
         if first.output:
-            self._out.piece(first.output, now_s)
+            self._out.piece(first.output, now_s, token=not self._out.only_opens(first.output))
         for kind, body, arrived_s in held:
             if not self.done.done():
                 self._deliver(kind, body, arrived_s)

@@ -1,7 +1,6 @@
 """Aborts that outlive the requests they belong to (MindIE protocol page §7)."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -69,7 +68,8 @@ class Stops:
         """Wait for what is under way, at most `within_s`, then give up the rest."""
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=within_s)
-        for task in list(self._tasks):
+        left = list(self._tasks)
+        for task in left:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if left:
+            await asyncio.wait(left)
