@@ -153,6 +153,8 @@ class MindieEngine:
     async def _ask_prefill(self, request: Request, placement: Placement, wire_id: str) -> FirstToken:
         prefill = placement.prefill
         headers = self._headers(request, wire_id, placement.decode)
+        if request.wire_id:
+            await self._stops.over(wire_id)
         placement.prefill_sent(wire_id)
         reply = await self._post(prefill, request, headers)
         resends_left = RESENDS if request.wire_id else 0

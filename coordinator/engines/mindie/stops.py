@@ -24,7 +24,7 @@ class Stops:
         self._client = client
         self._log = log
         self._on_result = on_result
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}  # with the id that each stops
 
     def stop(self, wire_id: str, instances: Sequence[tuple[Instance, str]]) -> None:
         """Tell each instance, given with the model name it knows, to end `wire_id`. Returns at once."""
@@ -35,8 +35,14 @@ class Stops:
             task = asyncio.get_running_loop().create_task(
                 self._send(wire_id, instance, model), name=f"stop {wire_id} at {instance.id}"
             )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = wire_id
+            task.add_done_callback(self._tasks.pop)
+
+    async def over(self, wire_id: str) -> None:
+        """Wait until no stop of `wire_id` is under way: one that came late would end whatever has taken over the id."""
+        due = [task for task, stopped_id in self._tasks.items() if stopped_id == wire_id]
+        if due:
+            await asyncio.wait(due)
 
     async def _send(self, wire_id: str, instance: Instance, model: str) -> None:
         target = f"/v2/models/{quote(model, safe='')}/stopInfer"

@@ -271,15 +271,29 @@ class TestLoss:
         await until(lambda: len(decode.links) >= 2)
         assert len(decode.peers) <= 1
 
-    async def test_heartbeats_keep_it(self, case, decode):
-        await case.open(LinkSettings(silence_s=0.15))
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + 0.4
-        while loop.time() < end_s:
-            decode.link.chunk(b"ka:heartbeat\0")
-            await asyncio.sleep(0.03)
-        assert case.watcher.told == ["linked"]
-        await until(lambda: not case.watcher.up)
+    async def test_any_byte_counts_and_the_wait_starts_from_the_last_one(self, case, decode, monkeypatch):
+        """Heartbeats every 5 to 6 s keep the stream; 30 s after the last byte it is given up."""
+        clock = types.SimpleNamespace(now_s=100.0)
+        waits, beats = [], [b"d\r\nka:heartbeat\0\r\n", b"d\r\nka:he"]
+
+        async def wait(tasks, timeout=None):  # noqa: ASYNC109
+            if timeout is None:
+                return await asyncio.wait(tasks)
+            waits.append(timeout)
+            if beats:
+                clock.now_s += 20.0
+                case.link.feed(beats.pop(0), clock.now_s)
+                clock.now_s += timeout - 20.0
+            else:
+                clock.now_s += timeout
+            return await asyncio.wait(tasks, timeout=0)
+
+        monkeypatch.setattr(link_module, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+        monkeypatch.setattr(link_module, "time", types.SimpleNamespace(monotonic=lambda: clock.now_s))
+        await case.open(LinkSettings(silence_s=30.0), wait=False)
+        await until(lambda: len(case.watcher.told) >= 2)
+        assert case.watcher.told[:2] == ["linked", "silent for 30 s"]
+        assert waits[:3] == [30.0, 20.0, 30.0]
 
 
 class TestOpening:
