@@ -13,13 +13,18 @@ from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.transport.stream import Stream
+from coordinator.wire.events import MAY_BE_ERROR, ErrorEvent, find_error, is_whole
 from coordinator.wire.refusal import message_of
 
 MAX_RETRY_AFTER_S = 120
 MAX_ERROR_BYTES = 65536
 TAIL_BYTES = 1024  # the last events of a stream fit in here
+SMALL_BYTES = 128  # pieces below this are joined, so that two of those kept make a tail
 COLON = 0x3A  # begins a comment line of an event stream
 EVENT_STREAM = b"text/event-stream"
+DONE_EVENT = b"data: [DONE]\n\n"
+NEXT_EVENT = b"\n\n"
+UNTYPED = "vllm"  # the API family whose streams are JSON documents without a content type
 
 
 def side_of(instance: Instance) -> Side:
@@ -90,8 +95,19 @@ def check_whole(instance: Instance, reply: Reply) -> None:
 async def _relay_stream(
     client: HttpClient, request: Request, headers: Headers, instance: Instance, stages: Stages, out: Out
 ) -> None:
-    leg = StreamLeg(instance, stages, out)
-    stream = await client.open_stream(instance.address, b"POST", request.target, headers, request.body, sink=leg)
+    await run_stream(client, request, headers, StreamLeg(instance, stages, out, untyped=request.api == UNTYPED))
+
+
+async def run_stream(client: HttpClient, request: Request, headers: Headers, leg: "StreamLeg") -> None:
+    """Send a request to the leg's instance and let the answer run through the leg to its end.
+
+    Cancellation closes the connection, which ends the request at the engine.
+
+    Raises:
+        RequestError: from the leg.
+        TransportError: no connection could be made.
+    """
+    stream = await client.open_stream(leg.instance.address, b"POST", request.target, headers, request.body, sink=leg)
     try:
         leg.started_by(stream)
         await leg.done
@@ -100,12 +116,25 @@ async def _relay_stream(
 
 
 class StreamLeg:
-    """The sink of one instance's streamed answer: bytes go from the socket's callback straight to the client."""
+    """The sink of one instance's streamed answer: bytes go from the socket's callback straight to the client.
 
-    def __init__(self, instance: Instance, stages: Stages, out: Out) -> None:
-        self._instance = instance
+    An error event of the engine is not passed on: the request fails with what it says, and the client is told once.
+
+    Args:
+        untyped: the stream is no event stream and has no content type.
+
+    Attributes:
+        instance: whose answer it is.
+        decoding: whether a token, or a whole answer, has come.
+        done: resolves with the end of the answer, or fails with a RequestError.
+    """
+
+    def __init__(self, instance: Instance, stages: Stages, out: Out, *, untyped: bool = False) -> None:
+        self.instance = instance
+        self.decoding = False
         self._stages = stages
         self._out = out
+        self._untyped = untyped
         self._stream: Stream | None = None
         self._flowing = False
         self._refused: list[bytes] | None = None
@@ -113,8 +142,14 @@ class StreamLeg:
         self._status = 0
         self._headers: Headers = ()
         self._whole: list[bytes] | None = None
+        self._before = b""
         self._tail = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def sent(self) -> bool:
+        """Whether the request went out to the instance."""
+        return self._stream is not None
 
     def started_by(self, stream: Stream) -> None:
         """Learn the stream, to slow it down when the client is slow."""
@@ -127,67 +162,111 @@ class StreamLeg:
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         if status != 200:
             self._refused = []
-        elif not kind.startswith(EVENT_STREAM):
+        elif not (kind.startswith(EVENT_STREAM) or self._untyped):
             self._whole = []
 
     def data(self, data: bytes, now_s: float) -> None:
         """Take body bytes; hot."""
-        if self._flowing:
-            self._tail = data if len(data) >= TAIL_BYTES else self._tail[-TAIL_BYTES:] + data
-            self._out.piece(data, now_s, token=data[0] != COLON)
+        if self._flowing and MAY_BE_ERROR not in data:
+            if len(data) < SMALL_BYTES:
+                self._tail += data
+                if len(self._tail) > TAIL_BYTES:
+                    self._before, self._tail = self._tail, b""
+            else:
+                self._before, self._tail = self._tail, data
+            self._out.piece(data, now_s, token=data[0] != COLON and data != DONE_EVENT)
             return
-        self._first(data, now_s)
+        self._odd(data, now_s)
 
-    def _first(self, data: bytes, now_s: float) -> None:
+    def _odd(self, data: bytes, now_s: float) -> None:
+        """Take bytes that come before the first token, that may hold an error, or that are no stream."""
+        if self.done.done():
+            return
         if self._refused is not None:
             self._refused_bytes += len(data)
             if self._refused_bytes <= MAX_ERROR_BYTES:
                 self._refused.append(data)
             else:
-                self._fail(refusal(self._instance, self._status, self._headers, b"".join(self._refused)))
+                self._fail(refusal(self.instance, self._status, self._headers, b"".join(self._refused)))
         elif self._whole is not None:
             self._whole.append(data)
         else:
-            opening = self._out.only_opens(data)
-            if not opening:
-                self._flowing = True
-                self._stages.prefilled(now_s)
-                self._stages.decoding(now_s)
-            self._tail = self._tail[-TAIL_BYTES:] + data
-            self._out.piece(data, now_s, token=not opening)
+            error = None if self._untyped else find_error(data)
+            sound = data if error is None else data[: error.at]
+            if sound:
+                self._pass(sound, now_s)
+            if error is not None:
+                self._fail(self._reported(error))
+
+    def _pass(self, data: bytes, now_s: float) -> None:
+        token = self._flowing or not (data == DONE_EVENT or self._out.only_opens(data))
+        if token and not self._flowing:
+            self._flowing = True
+            self._decodes(now_s)
+        self._before, self._tail = self._before[-TAIL_BYTES:] + self._tail, data
+        self._out.piece(data, now_s, token=token)
+
+    def _decodes(self, now_s: float) -> None:
+        self.decoding = True
+        self._stages.prefilled(now_s)
+        self._stages.decoding(now_s)
+
+    def _reported(self, error: ErrorEvent) -> RequestError:
+        """The engine's error event as an error of the request."""
+        if 400 <= error.code < 500 and not self._out.started:
+            return EngineRefused(error.code, error.message or message_of(b"", error.code))
+        failure = EngineFailed(side_of(self.instance), self.instance.id, "engine_error", detail=error.message[:300])
+        if error.message:
+            failure.message = f"the {failure.side} instance failed: {error.message}"
+        return failure
 
     def end(self, now_s: float) -> None:
         """The body ended by its own framing."""
+        if self.done.done():
+            return
         if self._refused is not None:
-            self._fail(refusal(self._instance, self._status, self._headers, b"".join(self._refused)))
+            self._fail(refusal(self.instance, self._status, self._headers, b"".join(self._refused)))
         elif self._whole is not None:
             self._answer_whole(now_s)
-        elif not self._out.ends(self._tail):
-            self._fail(EngineFailed(side_of(self._instance), self._instance.id, "ended_early"))
         else:
-            self._out.finish(b"", now_s, token=False, after=self._tail)
+            self._end_stream(now_s)
+
+    def _end_stream(self, now_s: float) -> None:
+        tail = (self._before + self._tail)[-TAIL_BYTES:]
+        error = None if self._untyped or MAY_BE_ERROR not in tail else find_error(tail)
+        if error is not None:  # its event came in parts and has passed
+            self._fail(self._reported(error))
+        elif not (self._flowing and self._out.ends(tail)):
+            self._fail(EngineFailed(side_of(self.instance), self.instance.id, "ended_early"))
+        else:
+            self._out.finish(b"", now_s, token=False, after=tail)
             self._resolve()
 
     def _answer_whole(self, now_s: float) -> None:
         """The engine answered a streaming request with one JSON document."""
         body = b"".join(self._whole or ())
         try:
-            check_whole(self._instance, Reply(self._status, self._headers, body))
+            check_whole(self.instance, Reply(self._status, self._headers, body))
         except EngineFailed as error:
             self._fail(error)
             return
-        self._stages.prefilled(now_s)
-        self._stages.decoding(now_s)
+        self._decodes(now_s)
         self._out.whole(body, now_s)
         self._resolve()
 
     def lost(self, error: TransportError) -> None:
         """The connection broke before the body ended."""
-        self._fail(failed(self._instance, error))
+        self._fail(failed(self.instance, error))
 
     def _fail(self, error: RequestError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+        if self.done.done():
+            return
+        last = self._tail or self._before
+        if last and not self._untyped and not is_whole(last) and self._out.started:
+            # an event that broke off must not swallow the error event that follows it
+            self._out.piece(NEXT_EVENT, 0.0, token=False)
+        self._flowing = False
+        self.done.set_exception(error)
 
     def _resolve(self) -> None:
         if not self.done.done():

@@ -9,6 +9,7 @@ from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
 from coordinator.engines.hybrid import HybridEngine
 from coordinator.engines.mindie import MindieEngine
+from coordinator.engines.vllm import VllmEngine
 
 
 class EngineClass(Protocol):
@@ -24,7 +25,13 @@ class EngineClass(Protocol):
         ...
 
 
-ENGINES: Mapping[str, EngineClass] = MappingProxyType({"mindie": MindieEngine, "hybrid": HybridEngine})
+ENGINES: Mapping[str, EngineClass] = MappingProxyType(
+    {
+        "mindie": MindieEngine,
+        "vllm": VllmEngine,
+        "hybrid": HybridEngine,
+    }
+)
 
 
 def load_engine(name: str) -> EngineClass:

@@ -1,0 +1,198 @@
+"""One prompt's way over a pair (vLLM protocol page §1)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import Raw
+
+from coordinator.core.errors import EngineFailed, RequestError
+from coordinator.core.ids import WireIds
+from coordinator.core.instance import Instance
+from coordinator.core.ports import Out, Placement
+from coordinator.core.request import Headers, Request
+from coordinator.engines.http_leg import StreamLeg, failed, refusal, run_stream, side_of
+from coordinator.engines.vllm.legs import MergingLeg, WholeCall
+from coordinator.engines.vllm.missing import MissingKv
+from coordinator.engines.vllm.releases import KvReleases, Orphan
+from coordinator.transport.client import HttpClient
+from coordinator.transport.errors import TransportError
+from coordinator.transport.reply import Reply
+from coordinator.wire.events import wants_usage
+from coordinator.wire.json_edit import Fields
+from coordinator.wire.merge import with_prefill
+from coordinator.wire.vllm import (
+    EngineSaid,
+    Prefilled,
+    check_answer,
+    decode_body,
+    prefill_body,
+    read_prefill,
+    release_body,
+)
+
+ERROR = "error"
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all handoffs of the engine work with.
+
+    Attributes:
+        fetchers: the decode instances that could fetch KV from a prefill instance, given with the request's decode.
+    """
+
+    client: HttpClient
+    ids: WireIds
+    releases: KvReleases
+    missing: MissingKv
+    fetchers: Callable[[Instance, Instance], Sequence[Instance]]
+
+
+class Handoff:
+    """Prefill, then decode, under one id that no other attempt has.
+
+    From prefill's answer on it is in charge of the KV there: until decode has it, every way out sees it released.
+
+    Args:
+        fields: the outermost fields of the body to serve.
+    """
+
+    __slots__ = ("_fields", "_headers", "_means", "_placement", "_request", "wire_id")
+
+    def __init__(self, means: Means, request: Request, placement: Placement, fields: Fields) -> None:
+        self._means = means
+        self._request = request
+        self._placement = placement
+        self._fields = fields
+        self.wire_id = means.ids.next()
+        self._headers = engine_headers(request, self.wire_id)
+
+    async def prefill(self) -> Prefilled:
+        """Have the prompt prefilled; the caller goes on to decode without an await in between.
+
+        Raises:
+            RequestError: a refusal or failure of prefill, or no record where `on_missing_kv` is `error`.
+
+        Cancellation ends the request at prefill; an answer that comes in that moment is not lost.
+        """
+        instance = self._placement.prefill
+        call = WholeCall()
+        self._placement.prefill_sent(self.wire_id)
+        try:
+            reply = await self._post(call, instance, prefill_body(self._fields))
+        except TransportError as error:
+            raise failed(instance, error) from error
+        except BaseException:
+            self._release_answered(call.reply)
+            raise
+        prefilled = self._read(reply)
+        if prefilled.params is None:
+            self._means.missing.returned_none(instance)
+            if instance.options.get("on_missing_kv") == ERROR and not prefilled.ended:
+                raise EngineFailed(side_of(instance), instance.id, "missing_kv", detail="no kv_transfer_params")
+        return prefilled
+
+    async def stream(self, prefilled: Prefilled, out: Out) -> None:
+        """Decode, and relay its stream as it comes. Raises RequestError."""
+        decode = self._placement.decode
+        leg = self._leg(prefilled, out)
+        request = replace(self._request, body=decode_body(self._fields, prefilled.params))
+        try:
+            await run_stream(self._means.client, request, self._headers, leg)
+        except BaseException as error:
+            if not leg.decoding:
+                self._orphaned(prefilled, error, sent=leg.sent)
+            if isinstance(error, TransportError):
+                raise failed(decode, error) from error
+            raise
+
+    async def whole(self, prefilled: Prefilled) -> bytes:
+        """Decode, and return its answer with what prefill adds to it. Raises RequestError."""
+        decode = self._placement.decode
+        call = WholeCall()
+        try:
+            reply = await self._post(call, decode, decode_body(self._fields, prefilled.params))
+        except BaseException as error:
+            self._orphaned(prefilled, error, sent=call.sent)
+            if isinstance(error, TransportError):
+                raise failed(decode, error) from error
+            raise
+        if reply.status != 200:
+            refused = refusal(decode, reply.status, reply.headers, reply.body)
+            self._orphaned(prefilled, refused, sent=True)
+            raise refused
+        try:
+            check_answer(reply.body)
+            return with_prefill(reply.body, prefilled)
+        except ValueError as error:
+            raise _misspoken(decode, error) from error
+
+    # --- inside
+
+    async def _post(self, call: WholeCall, instance: Instance, body: bytes) -> Reply:
+        return await call.run(self._means.client, instance, self._request.target, self._headers, body)
+
+    def _leg(self, prefilled: Prefilled, out: Out) -> StreamLeg:
+        decode, cached = self._placement.decode, prefilled.cached_tokens
+        if cached is not None and wants_usage(self._fields.get("stream_options")):
+            return MergingLeg(decode, self._placement, out, cached)
+        return StreamLeg(decode, self._placement, out)
+
+    def _read(self, reply: Reply) -> Prefilled:
+        instance = self._placement.prefill
+        if reply.status != 200:
+            raise refusal(instance, reply.status, reply.headers, reply.body)
+        try:
+            return read_prefill(reply.body)
+        except ValueError as error:
+            raise _misspoken(instance, error) from error
+
+    # --- KV that nobody came for
+
+    def _release_answered(self, reply: Reply | None) -> None:
+        """Prefill has answered in the moment of the cancellation."""
+        if reply is None:
+            return
+        try:
+            prefilled = self._read(reply)
+        except RequestError:
+            return
+        self._release(prefilled.params, guilty=False)
+
+    def _orphaned(self, prefilled: Prefilled, error: BaseException, *, sent: bool) -> None:
+        """Decode's leg is over without a token.
+
+        Where decode was there and it is we who left, closing the connection has made it let go of prefill's KV. In
+        every other case it may not even know of it (protocol page §1.5, §1.6).
+        """
+        ours = not isinstance(error, RequestError | TransportError)
+        if not (ours and sent):
+            self._release(prefilled.params, guilty=not ours)
+
+    def _release(self, params: Raw | None, *, guilty: bool) -> None:
+        if params is None:
+            return
+        prefill, decode = self._placement.prefill, self._placement.decode
+        others = [instance for instance in self._means.fetchers(prefill, decode) if instance.key != decode.key]
+        self._means.releases.release(
+            Orphan(
+                prefill=prefill,
+                decodes=[*others, decode] if guilty else [decode, *others],
+                wire_id=self.wire_id,
+                target=self._request.target,
+                headers=self._headers,
+                body=release_body(self._fields, params),
+            )
+        )
+
+
+def engine_headers(request: Request, wire_id: str) -> Headers:
+    """The client's headers for an engine: JSON whatever the client called it, and our own id."""
+    passed = tuple(header for header in request.headers if header[0] != b"content-type")
+    return (*passed, JSON_TYPE, (b"x-request-id", wire_id.encode()))
+
+
+def _misspoken(instance: Instance, error: ValueError) -> EngineFailed:
+    reason = "engine_error" if isinstance(error, EngineSaid) else "bad_reply"
+    return EngineFailed(side_of(instance), instance.id, reason, detail=str(error)[:300])

@@ -1,0 +1,120 @@
+"""KV that prefill keeps for a request whose decode never came (vLLM protocol page §1.5)."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.core.instance import Instance
+from coordinator.core.request import Headers
+from coordinator.transport.client import HttpClient
+from coordinator.transport.errors import TransportError
+
+MAX_PENDING = 1000
+PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
+TRY_S = 10.0
+WITHIN_S = 30.0  # protocol page §1.5: the engine's own lease ends then, and the KV with it
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Prefilled KV without a consumer.
+
+    Attributes:
+        decodes: instances that can fetch it, best first; asked one after the other, again and again.
+        headers: with the request's id, by which the engines know it.
+        body: one token, with prefill's record.
+    """
+
+    prefill: Instance
+    decodes: Sequence[Instance]
+    wire_id: str
+    target: str
+    headers: Headers
+    body: bytes
+
+
+class KvReleases:
+    """Lets a decode instance fetch orphaned KV for one token that nobody reads, on tasks of its own.
+
+    That is the only way there is: prefill has no call that frees it. A decode instance that has taken the request on
+    frees prefill's blocks also when it is aborted before it has read them, so a call that went out has done its work.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        log: logging.Logger,
+        *,
+        on_result: Callable[[str], None],
+        pauses_s: Sequence[float] = PAUSES_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args: `on_result` gets `sent`, `failed` or `dropped`; with the last two the engine's lease must end first."""
+        self._client = client
+        self._log = log
+        self._on_result = on_result
+        self._pauses_s = pauses_s
+        self._clock = clock
+        self._tasks: dict[asyncio.Task[None], str] = {}
+
+    def pinned(self) -> Mapping[str, int]:
+        """How many orphans each prefill instance still holds, by its id."""
+        return Counter(self._tasks.values())
+
+    def release(self, orphan: Orphan) -> None:
+        """Have the KV fetched. Returns at once."""
+        if len(self._tasks) >= MAX_PENDING:
+            self._on_result("dropped")
+            return
+        task = asyncio.get_running_loop().create_task(self._run(orphan), name=f"release KV of {orphan.wire_id}")
+        self._tasks[task] = orphan.prefill.id
+        task.add_done_callback(self._tasks.pop)
+
+    async def _run(self, orphan: Orphan) -> None:
+        released = False
+        try:
+            released = await self._fetched(orphan)
+        finally:
+            self._on_result("sent" if released else "failed")
+        if not released:
+            self._log.warning(
+                "KV of request %s stays on prefill instance %s until its lease ends: no decode instance has fetched it",
+                orphan.wire_id,
+                orphan.prefill.id,
+            )
+
+    async def _fetched(self, orphan: Orphan) -> bool:
+        deadline_s = self._clock() + WITHIN_S
+        for attempt, pause_s in enumerate(self._pauses_s if orphan.decodes else ()):
+            if pause_s:
+                await asyncio.sleep(pause_s)
+            decode = orphan.decodes[attempt % len(orphan.decodes)]
+            try:
+                reply = await self._client.fetch(
+                    decode.address,
+                    b"POST",
+                    orphan.target,
+                    orphan.headers,
+                    orphan.body,
+                    deadline_s=min(self._clock() + TRY_S, deadline_s),
+                )
+            except TransportError as error:
+                if error.reason == "timeout" and not error.unsent:
+                    return True  # taken on, and aborted by our leaving
+                continue
+            if reply.status < 500:
+                return reply.status < 400  # a refusal will be the same the next time
+        return False
+
+    async def aclose(self, within_s: float) -> None:
+        """Wait for what is under way, at most `within_s`, then give up the rest."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=within_s)
+        for task in list(self._tasks):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

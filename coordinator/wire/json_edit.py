@@ -1,0 +1,74 @@
+"""JSON objects of which only the outermost fields are read or changed; all other bytes stay as they came.
+
+A value of a field is `msgspec.Raw`, a view into the text: large integers, nulls, the digits of a float and unknown
+fields travel on as they were written, and a prompt of 100 kB is never built.
+"""
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+T = TypeVar("T")
+Fields = dict[str, Raw]
+
+_FIELDS = msgspec.json.Decoder(Fields)
+_LIST = msgspec.json.Decoder(list[Raw])
+_NUMBER = msgspec.json.Decoder(float)
+_TEXT = msgspec.json.Decoder(str)
+_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+NOTHING = (b"", b"null")
+
+
+def read_fields(text: bytes | Raw) -> Fields:
+    """The outermost fields of a JSON object; of two equal names the last one counts.
+
+    Raises:
+        ValueError: it is no JSON object, or a name cannot be read.
+    """
+    try:
+        return _FIELDS.decode(text)
+    except _BROKEN as error:
+        raise ValueError(f"not a JSON object that can be read: {error}") from error
+
+
+def write_fields(fields: Fields) -> bytes:
+    """The object as JSON text; the values byte for byte as they were read."""
+    return msgspec.json.encode(fields)
+
+
+def given(value: Raw | None) -> bool:
+    """Whether a field is there; an explicit null is as good as none."""
+    return value is not None and (len(value) > len(b"null") or bytes(value) not in NOTHING)
+
+
+def number(value: Raw | None) -> float | None:
+    """A number, for comparisons only; None for anything else."""
+    return _decoded(_NUMBER, value)
+
+
+def text(value: Raw | None) -> str | None:
+    """A string; None for anything else."""
+    return _decoded(_TEXT, value)
+
+
+def items(value: Raw | None) -> list[Raw] | None:
+    """The items of an array, each as it was written; None for anything else."""
+    return _decoded(_LIST, value)
+
+
+def object_fields(value: Raw | None) -> Fields | None:
+    """The fields of an object; None for anything else."""
+    return _decoded(_FIELDS, value)
+
+
+def is_true(value: Raw | None) -> bool:
+    """Whether a field is the literal `true`."""
+    return value is not None and bytes(value) == b"true"
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], value: Raw | None) -> T | None:
+    try:
+        return None if value is None else decoder.decode(value)
+    except _BROKEN:
+        return None
