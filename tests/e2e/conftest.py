@@ -1,6 +1,7 @@
 """Clusters of real processes on free ports of the loopback interface."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,11 +54,12 @@ class Cluster:
 
 
 def cluster_config(instances: list[Simulator], changes: dict[str, Any]) -> dict[str, Any]:
-    """A configuration for these instances, ids p0, p1, ..., d0, ...; `changes` go section by section."""
-    rows, counts = [], {"prefill": 0, "decode": 0, "hybrid": 0}
+    """A configuration for these instances, ids p0, p1, ..., d0, ...; `changes` go section by section, `each` is for every instance."""
+    rows: list[dict[str, Any]] = []
     for instance in instances:
-        rows.append({"id": f"{instance.role[0]}{counts[instance.role]}", "role": instance.role, "url": instance.url})
-        counts[instance.role] += 1
+        number = sum(row["role"] == instance.role for row in rows)
+        row = {"id": f"{instance.role[0]}{number}", "role": instance.role, "url": instance.url}
+        rows.append(row | changes.get("each", {}))
     config: dict[str, Any] = {
         "server": {"port": 0, "management_port": 0, "route_headers": True},
         "cluster": {"engine": "mindie", "model": MODEL, "model_aliases": ALIASES, "instances": rows},
@@ -65,8 +67,8 @@ def cluster_config(instances: list[Simulator], changes: dict[str, Any]) -> dict[
         "timeouts": {"drain_s": 5},
         "health": QUICK_HEALTH,
     }
-    for section, values in changes.items():
-        config[section] = {**config.get(section, {}), **values}
+    for section in changes.keys() - {"each"}:
+        config[section] = {**config.get(section, {}), **changes[section]}
     return config
 
 
@@ -98,12 +100,12 @@ class Starter:
         return self._own(Process(arguments[0], ["-m", "coordinator", *arguments], self._folder))
 
     def cluster(self, prefill: int = 1, decode: int = 1, *, timing: object = FAST, **changes: Any) -> Cluster:
-        """A ready cluster; `changes` are sections of the configuration."""
+        """A ready cluster; `changes` are sections of the configuration, `each` keys of every instance."""
         options = [{"role": "prefill", "timing": timing}] * prefill + [{"role": "decode", "timing": timing}] * decode
         return self.in_front_of(list(self.fleet(options).instances), **changes)
 
     def in_front_of(self, instances: list[Simulator], **changes: Any) -> Cluster:
-        """A ready coordinator for instances that run."""
+        """A ready coordinator for instances that run; `changes` as above."""
         config = cluster_config(instances, changes)
         coordinator = self.coordinator(config)
         coordinator.wait_ready()
@@ -115,17 +117,13 @@ class Starter:
 
     def close(self) -> None:
         """Stop everything; then raise what went wrong first."""
-        failures: list[BaseException] = []
-        for process in reversed(self._started):
-            try:
-                process.stop()
-            except BaseException as failure:
-                failures.append(failure)
-        for process in self._started:
-            if process.running:
+        try:
+            with ExitStack() as stack:
+                for process in self._started:
+                    stack.callback(process.stop)
+        finally:
+            for process in self._started:
                 process.kill()
-        if failures:
-            raise failures[0]
 
 
 def _starter(folder: Path) -> Iterator[Starter]:

@@ -137,9 +137,17 @@ DIALECTS = (
     Dialect("tgi-stream", "tgi", "/generate_stream", _inputs, _first, _stream_of_tokens, flag=False),
     Dialect("vllm", "vllm", "/generate", _vllm, lambda a: str(a["text"][0])),
     Dialect("vllm-stream", "vllm", "/generate", _vllm, str, _stream_of_pieces),
-    Dialect("triton", "triton", f"/v2/models/{MODEL}/generate", _text_input, lambda a: str(a["text_output"]), flag=False),
     Dialect(
-        "triton-stream", "triton", f"/v2/models/{MODEL}/generate_stream", _text_input, str, _stream_of_outputs, flag=False
+        "triton", "triton", f"/v2/models/{MODEL}/generate", _text_input, lambda a: str(a["text_output"]), flag=False
+    ),
+    Dialect(
+        "triton-stream",
+        "triton",
+        f"/v2/models/{MODEL}/generate_stream",
+        _text_input,
+        str,
+        _stream_of_outputs,
+        flag=False,
     ),
     Dialect("triton-infer", "triton", f"/v2/models/{MODEL}/infer", _tensor, _text_of_tensor, flag=False),
     Dialect("mindie", "mindie", "/infer", _inputs, _first),

@@ -118,7 +118,7 @@ class Process:
             raise AssertionError(f"{self.name} did not end within {within_s:g} s:\n{self.log()[-4000:]}") from None
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it as a power cut would; nothing happens if it has ended."""
         self._popen.kill()
         self._popen.wait()
 

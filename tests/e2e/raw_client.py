@@ -155,11 +155,12 @@ class Client:
                     pass
         return True
 
-    def reset(self) -> None:
+    async def reset(self) -> None:
         """Leave at once, without a word (RST)."""
         sock = self._writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
+        await self.leave()
 
     async def leave(self) -> None:
         """Close the connection (FIN)."""
@@ -169,9 +170,7 @@ class Client:
                 await self._writer.wait_closed()
 
 
-async def ask(
-    port: int, path: str, body: object = None, headers: Headers | None = None, *, method: str = ""
-) -> Client:
+async def ask(port: int, path: str, body: object = None, headers: Headers | None = None, *, method: str = "") -> Client:
     """One request on a connection of its own, read to its end."""
     async with await Client.connect(port) as client:
         await client.ask(path, body, headers, method=method)

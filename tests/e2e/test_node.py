@@ -17,7 +17,8 @@ const upload = new ReadableStream({
   start(c) { for (const part of body.match(/.{1,20}/gs)) c.enqueue(new TextEncoder().encode(part)); c.close(); },
 });
 const reply = await fetch(url, { method: "POST", body: upload, duplex: "half" });
-console.log(JSON.stringify({ status: reply.status, type: reply.headers.get("content-type"), body: await reply.text() }));
+const type = reply.headers.get("content-type");
+console.log(JSON.stringify({ status: reply.status, type, body: await reply.text() }));
 """
 
 STREAM = """

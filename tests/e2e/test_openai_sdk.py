@@ -145,9 +145,7 @@ def test_an_answer_that_breaks_off_raises(client, cluster, fault: str):
 
 
 def test_leaving_a_stream(client, cluster):
-    stream = client.chat.completions.create(
-        model=MODEL, messages=says("[[fault:stall@5]]"), max_tokens=30, stream=True
-    )
+    stream = client.chat.completions.create(model=MODEL, messages=says("[[fault:stall@5]]"), max_tokens=30, stream=True)
     assert next(iter(stream)).choices
     assert cluster.coordinator.loads()["requests_in_flight"] == 1
     stream.close()

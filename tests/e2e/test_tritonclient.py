@@ -1,16 +1,12 @@
 """tritonclient over HTTP: token ids in and out."""
 
-import warnings
-
 import numpy as np
 import pytest
 from dialects import MODEL
-from instances import tokens
+from tritonclient import http as triton
+from tritonclient.utils import InferenceServerException
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from tritonclient import http as triton
-    from tritonclient.utils import InferenceServerException
+from instances import tokens
 
 IDS = np.array([tokens.encode("Tell me about the river")], dtype=np.uint32)
 
@@ -70,9 +66,7 @@ def test_the_binary_default_is_refused_in_clear_words(client):
 
 
 def test_compressed_requests(client):
-    result = client.infer(
-        MODEL, tensor(), parameters={"max_new_tokens": 5}, request_compression_algorithm="gzip"
-    )
+    result = client.infer(MODEL, tensor(), parameters={"max_new_tokens": 5}, request_compression_algorithm="gzip")
     assert result.as_numpy("output0").shape == (1, 5)
 
 

@@ -1,0 +1,96 @@
+"""The coordinator is told to go."""
+
+import signal
+import time
+
+import pytest
+from dialects import CHAT, CHAT_STREAM, events
+from processes import call
+from raw_client import Client, eventually
+from traffic import open_streams
+
+pytestmark = pytest.mark.xdist_group("drain")
+SLOW = "[[fault:slow=0.04]] [[length:25]]"  # a second
+ENDLESS = "[[fault:stall@4]]"
+
+
+async def test_streams_end_and_new_requests_are_sent_away(start):
+    cluster = start.cluster(timeouts={"drain_s": 10})
+    coordinator = cluster.coordinator
+    prompts = [f"Story {number} {SLOW}" for number in range(6)]
+    async with await Client.connect(cluster.port) as waiting:  # an idle connection that was there before
+        await waiting.ask("/health")
+        await waiting.rest()
+        streams = await open_streams(cluster.port, CHAT_STREAM, prompts)
+        coordinator.signal(signal.SIGTERM)
+        await eventually(lambda: not coordinator.ready(), "not ready at once", 1)
+        status, _, body = call(coordinator.management_port, "/v1/readiness")
+        assert (status, b"shutting down" in body) == (503, True)
+        assert call(coordinator.management_port, "/v1/health")[0] == 200
+        await sent_away(cluster.port, waiting)
+    for prompt, stream in zip(prompts, streams, strict=True):
+        assert CHAT_STREAM.text(await stream.rest(), prompt)
+        assert stream.complete
+        await stream.leave()
+    assert coordinator.wait(3) == 0
+    assert not any(cluster.kv_blocks())
+
+
+async def sent_away(port: int, waiting: Client) -> None:
+    """New requests get a 503 on a connection that ends, or no connection at all."""
+    try:
+        await waiting.ask(CHAT.path, CHAT.body("Hello"))
+        await waiting.rest()
+    except (ConnectionError, EOFError):
+        return  # idle connections may be closed at once
+    assert waiting.status == 503
+    assert waiting.header("connection") == "close"
+    assert int(waiting.header("retry-after")) >= 1
+    try:
+        async with await Client.connect(port) as late:
+            await late.ask(CHAT.path, CHAT.body("Hello"))
+            await late.rest()
+    except (ConnectionError, EOFError):
+        return
+    assert late.status == 503
+
+
+async def test_what_outlives_the_grace_time_is_ended_visibly(start):
+    cluster = start.cluster(timeouts={"drain_s": 0.5})
+    (stream,) = await open_streams(cluster.port, CHAT_STREAM, [ENDLESS])
+    began_s = time.monotonic()
+    cluster.coordinator.signal(signal.SIGTERM)
+    body = await stream.rest()
+    assert not stream.complete
+    assert events(body)[-1]["error"]["code"] == "draining"
+    assert cluster.coordinator.wait(4) == 0
+    assert 0.5 <= time.monotonic() - began_s < 4
+    assert not any(cluster.kv_blocks())  # the engines were told
+    await stream.leave()
+
+
+async def test_a_second_signal_cuts_it_short(start):
+    cluster = start.cluster(timeouts={"drain_s": 60})
+    (stream,) = await open_streams(cluster.port, CHAT_STREAM, [ENDLESS])
+    cluster.coordinator.signal(signal.SIGTERM)
+    await eventually(lambda: not cluster.coordinator.ready(), "the first signal has arrived", 2)
+    began_s = time.monotonic()
+    cluster.coordinator.signal(signal.SIGTERM)
+    assert cluster.coordinator.wait(5) == 1
+    assert time.monotonic() - began_s < 1.5
+    await stream.rest()
+    assert not stream.complete
+    await stream.leave()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_aborts_that_are_due_are_sent_before_the_end(start, number: signal.Signals):
+    cluster = start.cluster()
+    streams = await open_streams(cluster.port, CHAT_STREAM, [ENDLESS] * 8)
+    assert any(cluster.kv_blocks())
+    for stream in streams:
+        await stream.reset()
+    cluster.coordinator.signal(number)
+    assert cluster.coordinator.wait(5) == 0
+    assert not any(cluster.kv_blocks())
+    assert cluster.decode.state()["stopped"] == 8

@@ -1,0 +1,47 @@
+"""An instance dies without a word during traffic, and comes back."""
+
+import pytest
+from conftest import FAST
+from dialects import BY_NAME
+from raw_client import eventually
+from traffic import Traffic
+
+pytestmark = pytest.mark.xdist_group("failover")
+WHOLE = tuple(BY_NAME[name] for name in ("chat", "tgi", "triton-infer"))
+STREAMS = tuple(BY_NAME[name] for name in ("chat-stream", "mindie-stream"))
+ARGUMENTS = ("--prefill-ms", "3", "--decode-ms", "3", "--prefill-lanes", "4")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_killed_instance_is_worked_around_and_used_again(start, role: str):
+    others = ["prefill", "decode", "decode" if role == "prefill" else "prefill"]
+    fleet = start.fleet([{"role": other, "timing": FAST} for other in others])
+    victim = start.instance(role, *ARGUMENTS)
+    cluster = start.in_front_of([*fleet.instances, victim])
+    coordinator = cluster.coordinator
+    name = f"{role[0]}1"
+    await eventually(lambda: coordinator.states()[name] == "ready", f"{name} is ready")
+
+    whole, streams = Traffic(cluster.port, WHOLE, clients=5), Traffic(cluster.port, STREAMS, clients=5)
+    async with whole, streams:
+        await whole.more(20)
+        await streams.more(20)
+        assert victim.state()["requests"] > 0
+        victim.kill()
+        await eventually(lambda: coordinator.states()[name] != "ready", f"{name} is out", 2)
+        await whole.more(30)
+        await streams.more(30)
+        back = start.again(victim)
+        await eventually(lambda: coordinator.states()[name] == "ready", f"{name} is back", 5)
+        await eventually(lambda: busy(back, role), f"{name} gets work again", 5)
+
+    assert whole.counts.keys() == {"whole"}, (whole.counts, whole.notes)
+    assert streams.counts.keys() <= {"whole", "broken"}, (streams.counts, streams.notes)
+    assert streams.counts["broken"] <= 5  # those that were under way
+    cluster.wait_idle()
+    assert coordinator.metric("pd_coordinator_engine_failures_total", instance=name) > 0
+
+
+def busy(instance, role: str) -> int:
+    """Work that it was given."""
+    return instance.state()["inference_requests" if role == "prefill" else "accepted"]

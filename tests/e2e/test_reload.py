@@ -1,0 +1,83 @@
+"""SIGHUP: the file is read again."""
+
+import signal
+
+import pytest
+from conftest import cluster_config
+from dialects import CHAT, CHAT_STREAM
+from raw_client import ask, eventually
+from traffic import open_streams
+
+pytestmark = pytest.mark.xdist_group("reload")
+
+
+async def test_instances_come_and_go(start):
+    p0, d0, p1, d1 = start.fleet([{"role": role} for role in ("prefill", "decode") * 2]).instances
+    cluster = start.in_front_of([p0, d0])
+    coordinator = cluster.coordinator
+
+    coordinator.write_config(cluster_config([p0, d0, p1, d1], {}))
+    coordinator.signal(signal.SIGHUP)
+    four = dict.fromkeys(("p0", "d0", "p1", "d1"), "ready")
+    await eventually(lambda: coordinator.states() == four, "the new ones are ready", 5)
+    assert d0.state()["dresult"]["opened"] == 1  # what was there was left alone
+
+    prompts = [f"Story {number} [[fault:slow=0.04]] [[length:20]]" for number in range(8)]
+    streams = await open_streams(cluster.port, CHAT_STREAM, prompts)
+    assert d0.state()["decoding"]
+    coordinator.write_config(without_first_pair(cluster_config([p0, d0, p1, d1], {})))
+    coordinator.signal(signal.SIGHUP)
+    await eventually(lambda: coordinator.states().get("d0") == "draining", "the one that is gone drains", 2)
+    before = d0.state()["accepted"]
+    for number in range(6):
+        reply = await ask(cluster.port, CHAT.path, CHAT.body(f"Question {number}"))
+        assert (reply.header("x-pd-prefill"), reply.header("x-pd-decode")) == ("p1", "d1")
+    assert d0.state()["accepted"] == before
+    for prompt, stream in zip(prompts, streams, strict=True):
+        assert CHAT_STREAM.text(await stream.rest(), prompt)  # those that ran there were not hurt
+        await stream.leave()
+    await eventually(lambda: coordinator.states().keys() == {"p1", "d1"}, "they are removed", 5)
+    await eventually(lambda: not d0.state()["dresult"]["open"], "its result stream is closed", 8)
+    assert not [s for f in coordinator.metric_families() for s in f.samples if s.labels.get("instance") == "d0"
+                and s.name == "pd_coordinator_instance_up"]  # fmt: skip
+    cluster.wait_idle()
+
+
+def without_first_pair(config: dict) -> dict:
+    """The file without p0 and d0."""
+    config["cluster"]["instances"] = config["cluster"]["instances"][2:]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("cluster: [", "cluster"),
+        ("", "empty"),
+        ('cluster: {engine: mindie, instances: [{role: prefil, url: "http://127.0.0.1:1"}]}', "did you mean 'prefill'"),
+    ],
+    ids=["no YAML", "empty", "wrong value"],
+)
+async def test_a_bad_file_changes_nothing_and_the_next_good_one_counts(start, bad: str, words: str):
+    cluster = start.cluster()
+    coordinator = cluster.coordinator
+    (stream,) = await open_streams(cluster.port, CHAT_STREAM, ["Story [[fault:slow=0.05]] [[length:20]]"])
+    for _ in range(3):
+        before = coordinator.metric("pd_coordinator_config_reloads_total", result="invalid")
+        coordinator.write_config(bad)
+        coordinator.signal(signal.SIGHUP)
+        await eventually(
+            lambda b=before: coordinator.metric("pd_coordinator_config_reloads_total", result="invalid") > b, "seen"
+        )
+    log = coordinator.log()
+    assert "configuration not reloaded, nothing has changed" in log
+    assert words in log
+    assert coordinator.states() == {"p0": "ready", "d0": "ready"}
+    assert (await ask(cluster.port, CHAT.path, CHAT.body("Hello"))).status == 200
+
+    coordinator.write_config(cluster.config)
+    coordinator.signal(signal.SIGHUP)
+    await eventually(lambda: coordinator.metric("pd_coordinator_config_reloads_total", result="ok") == 1, "it counts")
+    assert cluster.decode.state()["dresult"]["opened"] == 1
+    assert CHAT_STREAM.text(await stream.rest(), "")
+    await stream.leave()
