@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check bench lint types format clean
+.PHONY: setup demo test check bench format clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/conformance tests/repo
+
+bench: setup
+	@set -e; if [ -f bench/__main__.py ]; then $(BIN)/python -m bench $(ARGS); else \
+	for script in bench/bench_*.py; do echo "$$script"; $(BIN)/python -m "bench.$$(basename "$$script" .py)" $(ARGS); done; fi
 
 format: setup
 	$(BIN)/ruff format --quiet .
