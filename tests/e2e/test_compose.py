@@ -1,4 +1,4 @@
-"""docker/compose.yaml and docker/cluster.yaml make a cluster that serves: their commands, on addresses of this machine."""
+"""docker/compose.yaml and docker/cluster.yaml make a cluster that serves: their commands, on loopback addresses."""
 
 import json
 from pathlib import Path
