@@ -5,9 +5,9 @@ import json
 import pytest
 
 from coordinator.api.families import FAMILIES
+from coordinator.core.errors import UnknownModel
 from coordinator.frontdoor.headers import forwardable, request_id
 from coordinator.frontdoor.models import ModelNames
-from coordinator.core.errors import UnknownModel
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
