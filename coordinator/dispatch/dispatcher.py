@@ -135,8 +135,14 @@ class Dispatcher:
 
     async def _place(self, flight: Flight, avoid: frozenset[str], failure: EngineFailed | None) -> Lease:
         """Get a placement; where a failed attempt leaves none to try, that failure is the answer."""
+        request = flight.request
+        if flight.record.attempts:
+            # a wait of its own: the time that the attempts so far have taken was no waiting
+            deadlines = request.deadlines
+            limit_s = self._clock() + deadlines.scheduled_s - request.arrived_s
+            request = replace(request, deadlines=replace(deadlines, scheduled_s=limit_s))
         try:
-            lease = await self._scheduler.place(flight.request, avoid)
+            lease = await self._scheduler.place(request, avoid)
         except NoInstance:
             if failure is not None:
                 raise failure from None
@@ -144,7 +150,7 @@ class Dispatcher:
         record = flight.record
         record.prefill, record.decode = lease.prefill.id, lease.decode.id
         if record.queue_s is None:
-            record.queue_s = lease.placed_s - flight.request.arrived_s
+            record.queue_s = lease.placed_s - request.arrived_s
         return lease
 
     async def _attempt(self, flight: Flight, lease: Lease) -> Outcome:
