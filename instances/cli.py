@@ -105,7 +105,9 @@ async def _serve(options: Options) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with run_instance(options) as instance:
-        sys.stdout.write(f"{options.engine} {options.role} instance {instance.name} at {instance.url}\n")
+        more = instance.engine.announce()
+        told = f"{instance.name}, {more}," if more else instance.name
+        sys.stdout.write(f"{options.engine} {options.role} instance {told} at {instance.url}\n")
         sys.stdout.flush()
         await stop.wait()
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from instances.server import Instance
 
 CHOSEN = web.RequestKey("chosen", Chosen)
+RECORD = web.RequestKey("record", Record)
 _UNAUTHORIZED, _TOO_LARGE, _UNAVAILABLE = 401, 413, 503
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,6 +40,7 @@ class Front:
         connection = f"{peer[0]}:{peer[1]}" if peer else "gone"
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.raw_headers]
         record = self._instance.records.open(connection, request.method, request.raw_path, headers, self._instance.role)
+        request[RECORD] = record
         self._instance.live += 1
         try:
             response = await self._serve(request, handler, record)

@@ -44,6 +44,7 @@ class KvLedger:
         self.released_count = 0
         self.most_used_blocks = 0
         self.released: deque[dict[str, Any]] = deque(maxlen=_RELEASED_KEPT)
+        self._line: deque[tuple[asyncio.Future[None], str, int, str]] = deque()
 
     def blocks(self, kv_tokens: int) -> int:
         """Blocks that hold that many tokens."""
@@ -55,8 +56,46 @@ class KvLedger:
             raise ValueError(f"request {request_id} holds KV already")
         blocks = self.blocks(kv_tokens)
         self._take(blocks)
+        self._hold(request_id, blocks, why)
+
+    async def wait_allocate(self, request_id: str, kv_tokens: int, why: str) -> None:
+        """Take blocks as soon as there are enough, in order of arrival; raises OutOfBlocks if there can never be."""
+        blocks = self.blocks(kv_tokens)
+        if blocks > self.total_blocks:
+            raise OutOfBlocks(f"{blocks} KV blocks wanted, {self.total_blocks} exist")
+        if not self._line and self._used + blocks <= self.total_blocks:
+            self.allocate(request_id, kv_tokens, why)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        place = (turn, request_id, blocks, why)
+        self._line.append(place)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if place in self._line:
+                self._line.remove(place)
+                self._advance()
+            else:
+                self.release(request_id, "left while it waited for blocks")
+            raise
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return len(self._line)
+
+    def _hold(self, request_id: str, blocks: int, why: str) -> None:
         self._held[request_id] = Holding(blocks, "allocated", self._clock(), why)
         self._empty.clear()
+
+    def _advance(self) -> None:
+        """Serve the line as far as blocks are free."""
+        while self._line and self._used + self._line[0][2] <= self.total_blocks:
+            turn, request_id, blocks, why = self._line.popleft()
+            if not turn.done():
+                self._take(blocks)
+                self._hold(request_id, blocks, why)
+                turn.set_result(None)
 
     def grow(self, request_id: str, kv_tokens: int) -> None:
         """Make a holding large enough for `kv_tokens` in all; raises OutOfBlocks and changes nothing if it cannot."""
@@ -88,6 +127,7 @@ class KvLedger:
         self.released.append({"id": request_id, "blocks": holding.blocks, "why": why, "held_s": held_s})
         if not self._held:
             self._empty.set()
+        self._advance()
         return True
 
     def clear(self, why: str) -> None:

@@ -17,6 +17,7 @@ class Record:
         connection: peer address and port; two requests on one connection show the same.
         outcome: what became of it: an HTTP status, or words; `running` while it is.
         took_s: from arrival to outcome.
+        note: what the engine made of it, in words.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Record:
     body: str = ""
     outcome: str = "running"
     took_s: float = 0.0
+    note: str = ""
 
     def header(self, name: str) -> str | None:
         """First value of a header, whatever its case."""

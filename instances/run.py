@@ -8,8 +8,9 @@ from typing import Self
 from instances.mindie.instance import MindieEngine
 from instances.options import Options
 from instances.server import Engine, Instance
+from instances.vllm.instance import VllmEngine
 
-ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType({"mindie": MindieEngine})
+ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType({"mindie": MindieEngine, "vllm": VllmEngine})
 
 
 def run_instance(options: Options) -> AbstractAsyncContextManager[Instance]:

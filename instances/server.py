@@ -28,6 +28,8 @@ class Engine(Protocol):
 
     menu: Menu
     health_paths: frozenset[str]
+    aborts_on_disconnect: bool
+    """Whether a caller that leaves ends its request: its handler is cancelled then."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         """All paths, the private ones between instances under `/sim/` included."""
@@ -47,6 +49,10 @@ class Engine(Protocol):
 
     def forget(self) -> None:
         """Lose all requests, as after a crash."""
+        ...
+
+    def announce(self) -> str:
+        """What a coordinator must be told besides the URL, in words; mostly nothing."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -116,6 +122,7 @@ class Instance:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            handler_cancellation=self.engine.aborts_on_disconnect,
             shutdown_timeout=0.5,
             keepalive_timeout=3600,
             max_line_size=_HEADER_LIMIT,

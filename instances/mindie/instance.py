@@ -33,6 +33,8 @@ class MindieEngine:
 
     menu: Menu = MENU
     health_paths = frozenset({"/health", "/v2/health/live", "/v2/health/ready"})
+    # a prefill goes on without its caller: only stopInfer or decode's pull ends it
+    aborts_on_disconnect = False
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -89,6 +91,10 @@ class MindieEngine:
         self.decode.dresult.close()
         self.forget()
         await asyncio.sleep(0)
+
+    def announce(self) -> str:
+        """The further port, if there is one."""
+        return "" if self.inter_comm_port is None else f"inter_comm_port {self.inter_comm_port}"
 
     def state(self) -> dict[str, Any]:
         """What is going on, as JSON."""

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from instances import exposition
+from instances.exposition import Histogram
+
 if TYPE_CHECKING:
     from instances.mindie.instance import MindieEngine
 
@@ -13,21 +16,6 @@ _BOUNDS = {
     "request_prompt_tokens": (1.0, 10.0, 100.0, 1000.0, 10000.0),
     "request_generation_tokens": (1.0, 10.0, 100.0, 1000.0, 10000.0),
 }
-
-
-class Histogram:
-    """Cumulative buckets, sum and count."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Add a value."""
-        index = next((i for i, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))
-        self.counts[index] += 1
-        self.total += value
 
 
 class Meters:
@@ -90,11 +78,5 @@ def page(engine: "MindieEngine") -> str:
     for name, kind, value in _scalars(engine):
         lines += [f"# HELP {name} {name.replace('_', ' ')}", f"# TYPE {name} {kind}", f"{name}{label} {value:g}"]
     for name, histogram in engine.meters.histograms.items():
-        lines += [f"# HELP {name} {name.replace('_', ' ')}", f"# TYPE {name} histogram"]
-        count = 0
-        for bound, here in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
-            count += here
-            shown = "+Inf" if bound == float("inf") else f"{bound:g}"
-            lines.append(f'{name}_bucket{{le="{shown}",model_name="{model}"}} {count}')
-        lines += [f"{name}_sum{label} {histogram.total:g}", f"{name}_count{label} {count}"]
+        lines += exposition.histogram(name, {"model_name": model}, histogram)
     return "\n".join(lines) + "\n"

@@ -1,12 +1,12 @@
 """MindIE-specific settings and faults."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
 from instances.faults import Menu
+from instances.settings import read_settings
 
 MENU: Menu = MappingProxyType(
     {
@@ -86,9 +86,4 @@ class Settings:
     @classmethod
     def read(cls, given: Mapping[str, object]) -> Self:
         """Settings from names and values, texts included; raises ValueError for an unknown name or a wrong value."""
-        defaults = cls()
-        unknown = sorted(set(given) - set(cls.__slots__))
-        if unknown:
-            raise ValueError(f"no setting {unknown[0]!r}; there are: {', '.join(cls.__slots__)}")
-        typed = {name: type(getattr(defaults, name))(value) for name, value in given.items()}
-        return dataclasses.replace(defaults, **typed)
+        return read_settings(cls(), given)

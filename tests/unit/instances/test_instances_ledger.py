@@ -112,3 +112,41 @@ def test_the_prefix_cache_forgets_the_oldest_and_may_be_off():
     off = PrefixCache(0, 4)
     off.lookup((1, 2, 3, 4, 5))
     assert off.lookup((1, 2, 3, 4, 5)) == 0
+
+
+async def test_blocks_are_waited_for_in_order_of_arrival():
+    ledger = KvLedger(4, 1)
+    ledger.allocate("a", 4, "work")
+    large = asyncio.create_task(ledger.wait_allocate("b", 3, "work"))
+    small = asyncio.create_task(ledger.wait_allocate("c", 1, "work"))
+    left = asyncio.create_task(ledger.wait_allocate("d", 4, "work"))
+    await asyncio.sleep(0)
+    assert ledger.waiting == 3
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    ledger.release("a", "done")
+    await asyncio.gather(large, small)
+    assert (ledger.used_blocks, ledger.waiting) == (4, 0)
+    # one that fits does not overtake the line
+    first = asyncio.create_task(ledger.wait_allocate("e", 4, "work"))
+    await asyncio.sleep(0)
+    ledger.release("c", "done")
+    second = asyncio.create_task(ledger.wait_allocate("f", 1, "work"))
+    await asyncio.sleep(0)
+    assert (first.done(), second.done()) == (False, False)
+    first.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert {holding["id"] for holding in ledger.snapshot()["held"]} == {"b", "f"}
+    with pytest.raises(OutOfBlocks):
+        await ledger.wait_allocate("g", 5, "work")
+
+
+async def test_a_place_that_was_given_and_not_taken_is_given_back():
+    ledger = KvLedger(1, 1)
+    ledger.allocate("a", 1, "work")
+    waiter = asyncio.create_task(ledger.wait_allocate("b", 1, "work"))
+    await asyncio.sleep(0)
+    ledger.release("a", "done")
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    assert ledger.used_blocks == 0

@@ -1,0 +1,1 @@
+"""The OpenAI dialect, as vLLM and SGLang instances speak it."""

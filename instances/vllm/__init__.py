@@ -1,0 +1,1 @@
+"""Simulated vLLM instances with the NIXL connector."""
