@@ -30,7 +30,9 @@ def test_each_command_stands_in_readme(command):
     assert f"`pd-coordinator {command}" in README
 
 
-@pytest.mark.parametrize(("command", "flag"), [(name, flag) for name, p in COMMANDS.items() for flag in flags(p)])
+@pytest.mark.parametrize(
+    ("command", "flag"), [(name, flag) for name, p in COMMANDS.items() for flag in sorted(flags(p))]
+)
 def test_each_flag_is_described(command, flag):
     assert re.search(rf"`[^`\n]*{re.escape(flag)}(?![\w-])[^`\n]*`", PAGES), f"{command} {flag}"
 
