@@ -19,7 +19,7 @@ LONGER_FUNCTIONS: dict[str, int] = {}
 """The same for functions: `path:name`."""
 
 VAGUE_NAMES = re.compile(r"(^|_)(utils?|helpers?|commons?|misc)(_|$)")
-UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XXX)\b")
+UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 PLACES = re.compile(r"/wor" + r"k/|\.\./shar" + r"ed")
 BINARY = {".png", ".ico", ".gz", ".bin"}
 
