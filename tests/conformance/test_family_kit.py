@@ -31,7 +31,7 @@ each = pytest.mark.parametrize("kit", KITS, ids=[family.name for family in FAMIL
 
 KEYS = st.sampled_from(
     ("model", "messages", "prompt", "inputs", "input_id", "text_input", "parameters", "stream", "max_tokens",
-     "max_completion_tokens", "max_new_tokens", "data", "x")
+     "max_completion_tokens", "max_new_tokens", "text", "input_ids", "input_embeds", "sampling_params", "data", "x")
 )  # fmt: skip
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 VALUES = st.recursive(

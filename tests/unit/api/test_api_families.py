@@ -75,7 +75,7 @@ def test_binary_tensors_are_refused_clearly():
 
 def test_streams_end_as_their_clients_expect():
     ends = {family.name: family.ends_with for family in FAMILIES}
-    assert ends.pop("openai") == b"data: [DONE]\n\n"
+    assert ends.pop("openai") == ends.pop("sglang") == b"data: [DONE]\n\n"
     assert set(ends.values()) == {b""}
 
 

@@ -24,7 +24,7 @@ def found(method, path):
         ("GET", "/v1/models/org/m", ["openai"], "model", {"model": "org/m"}),
         ("GET", "/v1/models/org%2Fm%252F", ["openai"], "model", {"model": "org/m%2F"}),
         ("POST", "/", ["tgi"], "infer", {}),
-        ("POST", "/generate", ["tgi", "vllm"], "infer", {}),
+        ("POST", "/generate", ["tgi", "vllm", "sglang"], "infer", {}),
         ("POST", "/generate_stream", ["tgi"], "infer", {}),
         ("GET", "/info", ["tgi"], "info", {}),
         ("GET", "/health", ["tgi"], "ready", {}),
