@@ -9,6 +9,7 @@ from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
 from coordinator.engines.hybrid import HybridEngine
 from coordinator.engines.mindie import MindieEngine
+from coordinator.engines.sglang import SglangEngine
 from coordinator.engines.vllm import VllmEngine
 
 
@@ -29,6 +30,7 @@ ENGINES: Mapping[str, EngineClass] = MappingProxyType(
     {
         "mindie": MindieEngine,
         "vllm": VllmEngine,
+        "sglang": SglangEngine,
         "hybrid": HybridEngine,
     }
 )

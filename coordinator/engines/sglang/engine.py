@@ -1,0 +1,190 @@
+"""The engine protocol `sglang`: which calls serve a request, and what is known of the instances."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coordinator.config.errors import OptionError
+from coordinator.core.errors import BadRequest
+from coordinator.core.instance import Instance, Role
+from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.request import Headers, Request
+from coordinator.engines.context import EngineContext
+from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts
+from coordinator.engines.sglang.drains import Drains
+from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
+from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
+from coordinator.transport.errors import TransportError
+from coordinator.transport.reply import Reply
+from coordinator.wire.events import wants_usage
+from coordinator.wire.json_edit import Fields, read_fields
+from coordinator.wire.models import first_model
+from coordinator.wire.sglang import (
+    TooManySequences,
+    asks_logprobs,
+    room_of,
+    sequences_of,
+    with_rooms,
+    without_control,
+)
+
+NATIVE = "sglang"  # the API family of SGLang's own /generate
+SPOKEN = ("openai", NATIVE)
+HEALTH_PATH = "/health"
+MODELS_PATH = "/v1/models"
+MODELS_EVERY_S = 30.0
+OPTIONS = (KEY,)
+MAX_PORT = 65535
+STALE_TRIES = 2
+KEEP_BYTES = 64 << 10
+KEEP_LOGPROBS_BYTES = 16 << 20
+
+
+class SglangEngine:
+    """Engine protocol `sglang`: implements core.ports.EngineProtocol."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._ids = context.ids
+        self._ports = BootstrapPorts(context.client)
+        self._drains = Drains()
+        self._models: dict[object, tuple[str | None, float]] = {}  # the name, and until when it is taken for granted
+
+    # --- instances
+
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate `bootstrap_port`, the one key of this engine's instances."""
+        for key, value in given.items():
+            if key not in OPTIONS:
+                raise OptionError(key, "unknown key", OPTIONS)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PORT:
+                raise OptionError(key, "must be a port number, 1 to 65535", OPTIONS)
+        return dict(given)
+
+    def attach(self, instance: Instance, watcher: Watcher) -> None:  # noqa: ARG002
+        """Nothing stands open between requests."""
+        watcher.linked()
+
+    async def detach(self, instance: Instance) -> None:
+        """Forget the instance and close idle connections."""
+        self._ports.forget(instance)
+        self._models.pop(instance.key, None)
+        self._client.close_address(instance.address)
+
+    async def probe(self, instance: Instance) -> str | None:
+        """Alive is whoever answers `/health` without a 5xx; then the bootstrap port and the model's name are asked for.
+
+        Neither of these makes an instance ill.
+        """
+        deadline_s = time.monotonic() + self._context.health_timeout_s
+        model = self._models.pop(instance.key, None)  # not to be relied on after a failed check
+        try:
+            reply = await self._get(instance, self._context.health_path or HEALTH_PATH, deadline_s)
+        except TransportError as error:
+            raise failed(instance, error) from error
+        if reply.status >= 500:
+            raise refusal(instance, reply.status, reply.headers, b"")
+        if instance.role is Role.PREFILL:
+            await self._ports.ask(instance, deadline_s)
+        if instance.model is None and (model is None or model[1] <= time.monotonic()):
+            model = (await self._model(instance, deadline_s), time.monotonic() + MODELS_EVERY_S)
+        if model is None:
+            return None
+        self._models[instance.key] = model
+        return model[0]
+
+    async def _model(self, instance: Instance, deadline_s: float) -> str | None:
+        try:
+            reply = await self._get(instance, MODELS_PATH, deadline_s)
+        except TransportError:
+            return None
+        return first_model(reply.body) if reply.status == 200 else None
+
+    async def _get(self, instance: Instance, path: str, deadline_s: float) -> Reply:
+        return await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
+
+    # --- requests
+
+    async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
+        """Run one attempt: the same request to prefill and decode at once, decode's answer to the client.
+
+        Raises:
+            RequestError: see core.errors; EngineFailed names the guilty side.
+
+        Cancelled, both connections are closed, which is how SGLang learns of it.
+        """
+        fields = _fields_of(request)
+        if placement.prefill.address == placement.decode.address:
+            return await self._serve_alone(request, placement, fields, out)
+        tries_left = STALE_TRIES
+        while True:
+            try:
+                await self._attempt(request, placement, fields, out)
+            except StaleConnection as stale:
+                if not tries_left or out.started:
+                    raise stale.error from stale
+                tries_left -= 1
+            else:
+                return COMPLETED
+
+    async def _attempt(self, request: Request, placement: Placement, fields: Fields, out: Out) -> None:
+        native, stream = request.api == NATIVE, request.ask.stream
+        try:
+            count = sequences_of(fields, native=native)
+        except TooManySequences as error:
+            raise BadRequest(str(error)) from error
+        rooms = [room_of(int(self._ids.next())) for _ in range(count or 1)]
+        prefill = placement.prefill
+        body = with_rooms(fields, prefill.address.host, self._ports.of(prefill), rooms, batch=count is not None)
+        wire_id = str(rooms[0])
+        placement.prefill_sent(wire_id)
+        call = Call(request.target, _headers(request, wire_id), body, stream)
+        joined: JoinedOut | None = None
+        keep_bytes = KEEP_BYTES
+        if native and asks_logprobs(fields):
+            joined, keep_bytes = LogprobsOut(out, stream=stream), KEEP_LOGPROBS_BYTES
+        elif not native and (not stream or wants_usage(fields.get("stream_options"))):
+            joined = JoinedOut(out, stream=stream)
+        await Pair(call, placement, out, joined, keep_bytes=keep_bytes).run(self._client, self._drains)
+
+    async def _serve_alone(self, request: Request, placement: Placement, fields: Fields, out: Out) -> Outcome:
+        """One instance does both: its ordinary answer is passed through."""
+        wire_id = self._ids.next()
+        placement.prefill_sent(wire_id)
+        body = without_control(fields)
+        if body is not None:
+            request = replace(request, body=body)
+        return await relay_plain(self._client, request, _headers(request, wire_id), placement.prefill, placement, out)
+
+    async def call(self, request: Request, instance: Instance) -> Answer:  # noqa: ARG002
+        """SGLang has none of the calls that are no inference; raises BadRequest."""
+        raise _unspoken(request)
+
+    async def aclose(self) -> None:
+        """Close what is still being drained."""
+        self._drains.close()
+
+
+def _headers(request: Request, wire_id: str) -> Headers:
+    """The client's end-to-end headers, and ours; a body without this content type is none to the engine's server."""
+    kept = tuple(header for header in request.headers if header[0] != b"content-type")
+    return (*kept, (b"content-type", b"application/json"), (b"x-request-id", wire_id.encode()))
+
+
+def _fields_of(request: Request) -> Fields:
+    if request.api not in SPOKEN:
+        raise _unspoken(request)
+    try:
+        return read_fields(request.body)
+    except ValueError as error:
+        raise BadRequest("the body must be a JSON object", detail=str(error)) from error
+
+
+def _unspoken(request: Request) -> BadRequest:
+    return BadRequest(
+        f"{request.path} is not served by SGLang engines; use /v1/chat/completions, /v1/completions, or /generate with "
+        "`text`, `input_ids` or `input_embeds`"
+    )

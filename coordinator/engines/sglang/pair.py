@@ -1,0 +1,199 @@
+"""One attempt: both legs at once, and whose fault it is when one of them fails (SGLang protocol page §4)."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from coordinator.core.errors import EngineFailed, RequestError, Side
+from coordinator.core.instance import Instance
+from coordinator.core.ports import Out, Placement
+from coordinator.core.request import Headers
+from coordinator.engines.http_leg import failed
+from coordinator.engines.sglang.drains import Drains
+from coordinator.engines.sglang.joined import JoinedOut
+from coordinator.engines.sglang.legs import DecodeLeg, PrefillLeg, settled
+from coordinator.transport.client import HttpClient
+from coordinator.transport.errors import TransportError
+from coordinator.transport.reply import ReplySink
+from coordinator.transport.scope import Scope
+from coordinator.transport.stream import Stream
+
+BLAME_WAIT_S = 0.25  # how long a failure that blames the other leg waits for that leg's own
+REFUSAL_WAIT_S = 0.5  # how long the text of an error answer is waited for
+PREFILL_WAIT_S = 5.0  # how long a complete answer waits for what prefill adds to it
+
+
+class StaleConnection(Exception):
+    """A kept connection turned out to be closed by the engine: the request was not processed there.
+
+    The room is in use on the other leg, so that the call cannot just be made again.
+    """
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What goes out, the same to both instances."""
+
+    target: str
+    headers: Headers
+    body: bytes
+    stream: bool
+
+
+class Pair:
+    """The two legs, from the first connection to the end of decode's answer.
+
+    Prefill's failure ends decode in the same moment, since decode may stream garbage from then on (sglang #30233);
+    decode's failure closes prefill, which would wait for it in vain.
+
+    Args:
+        call: what both instances are sent.
+        keep_bytes: how much of prefill's answer is kept.
+        joined: what prefill's answer is told to; None where it adds nothing.
+    """
+
+    def __init__(
+        self, call: Call, placement: Placement, out: Out, joined: JoinedOut | None, *, keep_bytes: int
+    ) -> None:
+        self._call = call
+        self._placement = placement
+        self._joined = joined
+        self._scope = Scope()
+        self._prefill_stream: Stream | None = None
+        self._decode_stream: Stream | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._prefilled: asyncio.Event | None = None  # for who waits for prefill's answer
+        self._sent_well = False  # prefill has answered, and no failure
+        self._prefill = PrefillLeg(
+            placement.prefill,
+            stream=call.stream,
+            keep_bytes=keep_bytes,
+            on_doomed=self._prefill_doomed,
+            on_over=self._prefill_over,
+        )
+        self._decode = DecodeLeg(placement.decode, placement, joined or out)
+
+    async def run(self, client: HttpClient, drains: Drains) -> None:
+        """Make both calls and see decode's answer through.
+
+        Raises:
+            RequestError: the guilty leg's.
+            StaleConnection: try again, in another room.
+
+        However it ends, no connection is left in use, but for the rest of prefill's answer after a success: `drains`
+        has it then.
+        """
+        try:
+            async with self._scope:
+                await self._both(client)
+            if self._prefill_stream is not None and not self._prefill.over:
+                drains.take(self._prefill, self._prefill_stream)
+                self._prefill_stream = None
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._stop_decode()
+            if self._prefill_stream is not None:
+                self._prefill_stream.close()
+                self._prefill.part()
+
+    async def _both(self, client: HttpClient) -> None:
+        placement, decode = self._placement, self._decode
+        self._prefill_stream = await self._open(client, placement.prefill, self._prefill)
+        self._decode_stream = await self._open(client, placement.decode, decode)
+        decode.started_by(self._decode_stream)
+        try:
+            await decode.done
+        except RequestError as error:
+            await self._decode_failed(error)
+        if self._joined is not None and self._joined.waits:
+            await self._wait_for_prefill()
+            self._joined.release()
+
+    async def _open(self, client: HttpClient, instance: Instance, sink: ReplySink) -> Stream:
+        call = self._call
+        try:
+            return await client.open_stream(
+                instance.address, b"POST", call.target, call.headers, call.body, sink=sink, retry_stale=False
+            )
+        except TransportError as error:
+            failure = failed(instance, error)
+            if error.reason == "closed":
+                raise StaleConnection(failure) from error
+            raise failure from error
+
+    async def _wait_for_prefill(self) -> None:
+        """Wait for the end of prefill's answer; its failure interrupts."""
+        if self._prefill.over:
+            return
+        self._prefilled = asyncio.Event()
+        try:
+            async with asyncio.timeout(PREFILL_WAIT_S):
+                await self._prefilled.wait()
+        except TimeoutError:
+            return
+
+    async def _decode_failed(self, error: RequestError) -> NoReturn:
+        """Raise decode's failure, unless prefill's comes to light as its cause."""
+        if self._decode.stale:
+            raise StaleConnection(error)
+        error, blames_prefill = settled(self._decode.instance, error)
+        if blames_prefill and not self._sent_well:
+            await asyncio.sleep(BLAME_WAIT_S)  # prefill's own failure interrupts
+        raise error
+
+    # --- called by prefill's leg
+
+    def _prefill_doomed(self) -> None:
+        self._stop_decode()
+        self._timer = asyncio.get_running_loop().call_later(
+            REFUSAL_WAIT_S, lambda: self._prefill.give_up(time.monotonic())
+        )
+
+    def _prefill_over(self, now_s: float, error: RequestError | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if error is None:
+            self._sent_well = True
+            self._placement.prefilled(now_s)
+            if self._joined is not None:
+                self._joined.prefilled(self._prefill.body, now_s)
+            if self._prefilled is not None:
+                self._prefilled.set()
+            return
+        error, blames_decode = settled(self._prefill.instance, error)
+        if self._prefill.stale:
+            self._end(StaleConnection(error))
+        elif blames_decode and not self._decode.decoding:
+            self._timer = asyncio.get_running_loop().call_later(BLAME_WAIT_S, self._verdict, error)
+        else:
+            self._end(error)
+
+    def _verdict(self, error: RequestError) -> None:
+        """Prefill has given the hand-over up; decode is guilty if it has kept silent all the time."""
+        decode = self._decode
+        if not decode.done.done() and not decode.decoding:
+            detail = f"prefill waited for it: {error.detail or error.message}"
+            error = EngineFailed(Side.DECODE, decode.instance.id, "timeout", detail=detail)
+        self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        if not self._answered():
+            self._stop_decode()
+            self._scope.interrupt(error)
+
+    def _answered(self) -> bool:
+        """Whether the client has its whole answer, so that nothing that prefill still says matters."""
+        done = self._decode.done
+        whole = done.done() and not done.cancelled() and done.exception() is None
+        return whole and not (self._joined is not None and self._joined.waits)
+
+    def _stop_decode(self) -> None:
+        """Nothing of decode's reaches the client from here on."""
+        if self._decode_stream is not None:
+            self._decode_stream.close()

@@ -1,0 +1,396 @@
+"""The engine protocol `sglang` when a leg fails or the client leaves: who is charged, and that nothing stays open."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from engine_world import Out, chat, held, instance, request, scheduler, turns, until
+from fake_instances import GUARD_S
+from sglang_world import DONE, World, event, token
+
+from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
+from coordinator.core.instance import Address
+from coordinator.engines.sglang import pair
+from coordinator.transport.client import HttpClient
+
+
+@pytest.fixture
+async def world():
+    world = await World().listen()
+    yield world
+    await world.aclose()
+
+
+async def hang(call):
+    await asyncio.Event().wait()
+
+
+def says(status, message="because", *headers):
+    async def answer(call):
+        call.reply(json.dumps({"error": {"message": message}}).encode(), status, *headers)
+
+    return answer
+
+
+async def reset(call):
+    call.rst()
+
+
+async def fails(world, asked=None, out=None):
+    """Serve a request that fails; returns the error and the sink. Nothing is left in use afterwards."""
+    out = out or Out()
+    with pytest.raises(RequestError) as caught:
+        await world.serve(asked or request(), out)
+    await until(lambda: not world.in_use)
+    return caught.value, out
+
+
+def both(world):
+    return world.prefill.calls + world.decode.calls
+
+
+async def closed(fake):
+    """Wait until the coordinator has closed its connections to an instance."""
+    await until(lambda: not fake.peers)
+
+
+# --- prefill fails
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429])
+async def test_prefills_refusal_is_the_clients_at_once(world, status, stream):
+    world.prefill.script, world.decode.script = says(status, "because", ("Retry-After", "7")), hang
+    begun_s = time.monotonic()
+    error, out = await fails(world, request(stream=stream))
+    assert time.monotonic() - begun_s < 1
+    assert isinstance(error, EngineRefused)
+    assert (error.status, error.message, error.retry_after_s) == (status, "because", 7)
+    assert not out.started
+    await closed(world.decode)
+
+
+@pytest.mark.parametrize(("script", "reason"), [(says(500), "http_5xx"), (says(302), "bad_reply")])
+async def test_prefills_failure_is_prefills(world, script, reason):
+    world.prefill.script, world.decode.script = script, hang
+    error, out = await fails(world)
+    assert (error.side, error.instance_id, error.reason) == (Side.PREFILL, "p0", reason)
+    assert not out.started
+
+
+async def test_a_reset_is_prefills(world):
+    async def late(call):
+        await world.decode.arrived.wait()
+        call.rst()
+
+    world.prefill.script, world.decode.script = late, hang
+    error, _ = await fails(world)
+    assert (error.side, error.reason) == (Side.PREFILL, "reset")
+    await closed(world.decode)
+
+
+async def test_an_error_behind_prefills_200_is_prefills(world):
+    async def late(call):
+        await world.decode.arrived.wait()
+        call.open_stream()
+        call.chunk(event({"error": {"message": "no memory", "code": 500}}))
+        call.chunk(DONE)
+        call.end()
+
+    world.prefill.script, world.decode.script = late, hang
+    error, _ = await fails(world)
+    assert (error.side, error.reason, error.detail) == (Side.PREFILL, "engine_error", "no memory")
+
+
+async def test_a_refusal_without_an_end_does_not_keep_the_client(world, monkeypatch):
+    monkeypatch.setattr(pair, "REFUSAL_WAIT_S", 0.01)
+
+    async def dribble(call):
+        await world.decode.arrived.wait()
+        call.send(b"HTTP/1.1 400 X\r\nContent-Length: 1000\r\n\r\nnot so")
+        await call.left()
+
+    world.prefill.script, world.decode.script = dribble, hang
+    error, _ = await fails(world)
+    assert (error.status, error.message) == (400, "not so")
+    await closed(world.prefill)
+    await closed(world.decode)
+
+
+@pytest.mark.parametrize("failure", ["reset", "error"])
+async def test_nothing_of_decodes_is_relayed_once_prefill_has_failed(world, failure):
+    garbage = asyncio.Event()
+
+    async def decode(call):
+        world.decode.come(call)
+        call.open_stream()
+        call.chunk(token("a"))
+        await garbage.wait()
+        for _ in range(200):
+            call.chunk(token("garbage"))
+            await asyncio.sleep(0)
+
+    async def prefill(call):
+        await until(lambda: out.events)
+        garbage.set()
+        if failure == "reset":
+            call.rst()
+        else:
+            call.reply(b"{}", 500)
+
+    out = Out()
+    world.prefill.script, world.decode.script = prefill, decode
+    error, _ = await fails(world, out=out)
+    assert (error.side, out.started) == (Side.PREFILL, True)
+    said = len(out.events)
+    await turns(50)
+    assert len(out.events) == said
+
+
+async def test_a_prefill_that_refuses_connections_never_troubles_decode(world):
+    await world.prefill.refuse()
+    error, _ = await fails(world)
+    assert (error.side, error.reason, error.connecting) == (Side.PREFILL, "connect_refused", True)
+    assert not world.decode.calls
+
+
+# --- decode fails
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("script", "reason"), [(says(500), "http_5xx"), (says(503), "http_5xx"), (reset, "reset")])
+async def test_decodes_failure_is_decodes(world, script, reason, stream):
+    world.prefill.script, world.decode.script = hang, script
+    error, out = await fails(world, request(stream=stream))
+    assert (error.side, error.instance_id, error.reason) == (Side.DECODE, "d0", reason)
+    assert not out.started
+    await closed(world.prefill)
+
+
+async def test_decodes_refusal_is_the_clients(world):
+    world.prefill.script, world.decode.script = hang, says(422)
+    error, _ = await fails(world)
+    assert isinstance(error, EngineRefused)
+    assert error.status == 422
+    await closed(world.prefill)
+
+
+async def test_a_decode_that_refuses_connections_does_not_leave_prefill_alone(world):
+    world.prefill.script = hang
+    await world.decode.refuse()
+    error, _ = await fails(world)
+    assert (error.side, error.reason, error.connecting) == (Side.DECODE, "connect_refused", True)
+    await closed(world.prefill)
+
+
+async def test_a_break_after_tokens_is_no_end(world):
+    async def cut(call):
+        call.open_stream()
+        call.chunk(token("a"))
+        await until(lambda: out.events)
+        call.rst()
+
+    world.decode.answer = cut
+    out = Out()
+    error, _ = await fails(world, out=out)
+    assert (error.side, error.reason) == (Side.DECODE, "reset")
+    assert out.body == token("a")
+    assert not out.over
+
+
+async def test_prefill_is_told_from_while_decode_is_being_connected(world):
+    """Decode's address swallows connection attempts; prefill's refusal does not wait for them."""
+    reached = asyncio.Event()
+    connect = HttpClient.open_stream
+
+    async def open_stream(self, address, *args, **kwargs):
+        if address == world.decode.address:
+            reached.set()
+            await asyncio.Event().wait()
+        return await connect(self, address, *args, **kwargs)
+
+    async def late(call):
+        await reached.wait()
+        call.reply(b'{"message":"no"}', 400)
+
+    world.client.open_stream = open_stream.__get__(world.client)
+    world.prefill.script = late
+    error, _ = await fails(world)
+    assert (error.status, error.message) == (400, "no")
+
+
+# --- who is guilty
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_decode_that_blames_prefill_is_not_charged_for_it(world, status):
+    seen = asyncio.Event()
+
+    async def decode(call):
+        call.reply(json.dumps({"error": {"message": "KVTransferError: it might be dead"}}).encode(), status)
+        seen.set()
+
+    async def prefill(call):
+        await seen.wait()
+        await until(lambda: world.client.idle_connections == 1)
+        call.rst()
+
+    world.prefill.script, world.decode.script = prefill, decode
+    error, _ = await fails(world)
+    assert (error.side, error.reason) == (Side.PREFILL, "reset")
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_decode_that_blames_a_sound_prefill_is_guilty_itself(world, status, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.01)
+    world.prefill.script, world.decode.script = hang, says(status, "Aborted by AbortReq.")
+    error, _ = await fails(world)
+    assert isinstance(error, EngineFailed)
+    assert (error.side, error.instance_id) == (Side.DECODE, "d0")
+    assert "AbortReq" in error.detail
+
+
+async def test_a_prefill_that_waited_in_vain_accuses_decode(world, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.01)
+    world.prefill.script, world.decode.script = says(500, "Aborted by AbortReq."), hang
+    error, _ = await fails(world)
+    assert (error.side, error.instance_id, error.reason) == (Side.DECODE, "d0", "timeout")
+
+
+async def test_when_both_blame_each_other_the_first_to_fail_is_guilty(world, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.05)
+
+    async def decode(call):
+        await until(lambda: world.prefill.calls and world.client.idle_connections == 1)
+        call.reply(b'{"message":"KVTransferError"}', 500)
+
+    world.prefill.script, world.decode.script = says(500, "Decode instance could be dead"), decode
+    error, _ = await fails(world)
+    assert (error.side, error.reason) == (Side.PREFILL, "http_5xx")
+
+
+async def test_a_decode_that_streams_while_prefill_is_aborted_is_not_guilty(world):
+    async def decode(call):
+        world.decode.come(call)
+        call.open_stream()
+        call.chunk(token("a"))
+        await call.left()
+
+    async def prefill(call):
+        await until(lambda: out.events)
+        call.reply(b'{"message":"Aborted by AbortReq."}', 500)
+
+    out = Out()
+    world.prefill.script, world.decode.script = prefill, decode
+    error, _ = await fails(world, out=out)
+    assert error.side is Side.PREFILL
+
+
+# --- kept connections
+
+
+async def test_a_stale_connection_costs_a_new_room_and_no_failure(world):
+    for stale in (world.prefill, world.decode):
+        await world.serve(request())
+        await until(lambda: world.client.idle_connections == 2)
+        before = len(both(world))
+
+        async def once(call, stale=stale):
+            stale.script = None
+            call.fin()
+
+        stale.script = once
+        placement = world.placed()
+        out = Out()
+        await world.serve(request(), out, placement)
+        assert out.over
+        assert placement.names.count("sent") == 2
+        rooms = [json.loads(call.body)["bootstrap_room"] for call in both(world)[before:]]
+        assert len(set(rooms)) >= 2
+        await until(lambda: not world.in_use)
+
+
+async def test_a_connection_that_keeps_breaking_is_a_failure_in_the_end(world):
+    for _ in range(4):
+        await world.serve(request())
+    await until(lambda: not world.in_use)
+    world.decode.script = hang
+    calls = len(world.prefill.calls)
+    world.prefill.script = reset
+    error, _ = await fails(world)
+    assert error.side is Side.PREFILL
+    assert len(world.prefill.calls) - calls <= 1 + 2
+
+
+# --- the client leaves
+
+
+async def test_a_client_that_leaves_closes_both(world):
+    world.prefill.script = world.decode.script = hang
+    work = asyncio.create_task(world.serve(request()))
+    await until(lambda: world.decode.calls)
+    begun_s = time.monotonic()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    for call in both(world):
+        await call.left()
+    assert time.monotonic() - begun_s < 0.5
+
+
+@pytest.mark.parametrize("kind", ["stream", "whole", "logprobs"])
+async def test_leaving_at_any_moment_leaves_nothing_open_and_no_load(world, kind):
+    """The request is cancelled after 0, 1, 2, ... rounds of the loop, until it is over before."""
+    body, api, path = chat(stream=kind == "stream"), "openai", "/v1/chat/completions"
+    if kind == "logprobs":
+        body, api, path = b'{"text":"a","return_logprob":true}', "sglang", "/generate"
+    made = scheduler(world.p0, world.d0)
+    for rounds in range(1, 400):
+        asked = request(stream=kind == "stream", body=body, api=api, path=path)
+        out = Out(api)
+        lease = await made.place(asked)
+
+        async def attempt(asked=asked, out=out, lease=lease):
+            with lease:
+                await world.engine.serve(asked, lease, out)
+
+        work = asyncio.create_task(attempt())
+        await turns(rounds)
+        whole = work.done()
+        work.cancel()
+        await asyncio.wait((work,))
+        assert held(made) == {}
+        world.engine._drains.close()
+        await until(lambda: not world.in_use)
+        if whole:
+            assert out.over
+            break
+        if rounds % 3 == 0:  # with cold connections too
+            for address in (world.p0.address, world.d0.address):
+                world.client.close_address(address)
+    else:
+        pytest.fail("the request never ended")
+    assert rounds > 5
+
+
+async def test_a_connect_without_an_answer_can_be_cancelled(world):
+    world.d0 = instance("d0", Address("192.0.2.1", 9), engine="sglang")
+    opened = asyncio.Event()
+    connect = world.client._connect
+
+    async def slow(address, *args):
+        if address == world.d0.address:
+            opened.set()
+            await asyncio.Event().wait()
+        return await connect(address, *args)
+
+    world.client._connect = slow
+    world.prefill.script = hang
+    work = asyncio.create_task(world.serve(request()))
+    async with asyncio.timeout(GUARD_S):
+        await opened.wait()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await closed(world.prefill)
