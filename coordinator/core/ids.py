@@ -5,6 +5,8 @@ import secrets
 
 WORKER_BITS = 8
 RANDOM_BITS = 55
+MOST_DIGITS = 20
+_WORKERS = 1 << WORKER_BITS
 
 
 class WireIds:
@@ -22,3 +24,11 @@ class WireIds:
     def next(self) -> str:
         """A fresh id."""
         return str(self._prefix | next(self._counter))
+
+
+def worker_of(wire_id: bytes) -> int | None:
+    """The process number in an id; None for what is no id of ours."""
+    if not wire_id.isdigit() or len(wire_id) > MOST_DIGITS:
+        return None
+    worker = int(wire_id) >> RANDOM_BITS
+    return worker if worker < _WORKERS else None

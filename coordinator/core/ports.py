@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .errors import RequestError
 from .instance import Instance
@@ -156,12 +156,34 @@ class EngineProtocol(Protocol):
         ...
 
 
+@runtime_checkable
+class SplitEngine(Protocol):
+    """An engine protocol with standing streams, which one process holds for all (`server.workers` above 1)."""
+
+    def own(self, tell: Callable[[int | None, bytes], None]) -> None:
+        """Become the half that holds the streams; `tell` sends bytes to the other half in one process, or in all."""
+        ...
+
+    def introduce(self, worker: int) -> None:
+        """Tell a process that has just started what the others know."""
+        ...
+
+    def follow(self) -> None:
+        """Become a half that serves requests with streams that another process holds."""
+        ...
+
+    def told(self, data: bytes) -> None:
+        """Take what the other half has sent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One path of an API family.
 
-    `template` holds `{name}` for one path segment, or `{*name}` at its end for all that is left. `operation` names what the family does there: `infer` for a request
-    that goes to an engine, else one of `models`, `model`, `info`, `live`, `ready`, `tokenize`, `server`, `config`.
+    `template` holds `{name}` for one path segment, or `{*name}` at its end for all that is left. `operation` names what
+    the family does there: `infer` for a request that goes to an engine, else one of `models`, `model`, `info`, `live`,
+    `ready`, `tokenize`, `server`, `config`.
     """
 
     method: str

@@ -16,6 +16,7 @@ from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, read_envelope
 from coordinator.engines.mindie.link import DecodeLink, LinkSettings
 from coordinator.engines.mindie.mailbox import Mailbox
+from coordinator.engines.mindie.split import LinkOffice, RemoteLink, RemoteLinks, Tell
 from coordinator.engines.mindie.stops import Stops
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
@@ -43,6 +44,8 @@ class MindieEngine:
         self._late_frames = context.metrics.late_frames.labels()
         self._stops = Stops(context.client, context.log, on_result=lambda result: aborts.labels(result).inc())
         self._links: dict[object, DecodeLink] = {}
+        self._office: LinkOffice | None = None
+        self._remote: RemoteLinks | None = None
         self._models: dict[object, str] = {}
 
     # --- instances
@@ -70,11 +73,14 @@ class MindieEngine:
             self._context,
             on_late=self._late_frames.inc,
             on_reopened=lambda: reconnects.labels(instance.id).inc(),
+            office=self._office,
         )
 
     async def detach(self, instance: Instance) -> None:
         """Close the result stream and idle connections of an instance."""
         self._models.pop(instance.key, None)
+        if self._office is not None:
+            self._office.forget(instance)
         link = self._links.pop(instance.key, None)
         if link is not None:
             await link.aclose()
@@ -92,8 +98,36 @@ class MindieEngine:
             raise refusal(instance, reply.status, reply.headers, b"")
         name = _first_model(reply.body) if reply.status == 200 else None
         if name is not None:
-            self._models[instance.key] = name
+            self._learn(instance, name)
+            if self._office is not None:
+                self._office.serves(instance, name)
         return name
+
+    def _learn(self, instance: Instance, name: str) -> None:
+        self._models[instance.key] = name
+
+    # --- over several processes (core.ports.SplitEngine)
+
+    def own(self, tell: Tell) -> None:
+        """Become the half that holds the result streams."""
+        self._office = LinkOffice(tell)
+
+    def introduce(self, worker: int) -> None:
+        """Tell a process that has just started which streams are open."""
+        if self._office is not None:
+            self._office.introduce(worker)
+
+    def follow(self) -> None:
+        """Become a half that is told what comes in on the streams."""
+        self._remote = RemoteLinks(self._context.log, on_late=self._late_frames.inc, learn=self._learn)
+
+    def told(self, data: bytes) -> None:
+        """Take a message of the half that holds the streams."""
+        if self._remote is not None:
+            self._remote.told(data, time.monotonic())
+
+    def _link(self, decode: Instance) -> DecodeLink | RemoteLink | None:
+        return self._links.get(decode.key) if self._remote is None else self._remote.by_key.get(decode.key)
 
     # --- requests
 
@@ -109,7 +143,7 @@ class MindieEngine:
         wire_id = request.wire_id or self._ids.next()
         if prefill.address == decode.address:
             return await self._serve_alone(request, placement, wire_id, out)
-        link = self._links.get(decode.key)
+        link = self._link(decode)
         if link is None or not link.up:
             raise EngineFailed(Side.DECODE, decode.id, "link_lost", detail="its result stream is not open")
         box = Mailbox(wire_id, decode.id, out, placement, stream=request.ask.stream)

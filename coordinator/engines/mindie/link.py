@@ -1,24 +1,22 @@
 """The standing result stream of one decode instance (MindIE protocol page §5)."""
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.core.errors import EngineFailed, InternalError, Side
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Watcher
 from coordinator.engines.context import EngineContext
-from coordinator.engines.mindie.mailbox import Mailbox
+from coordinator.engines.mindie.boxes import Boxes
+from coordinator.engines.mindie.split import LinkOffice
 from coordinator.transport.errors import TransportError
 from coordinator.transport.link import Link, open_link
 from coordinator.wire.chunked import ChunkError
-from coordinator.wire.mindie import Kind, ResultParser
+from coordinator.wire.mindie import Frame, Kind, ResultParser
 
 HEADERS = ((b"user-agent", b"Coordinator/1.0"), (b"accept", b"text/event-stream"))
-DONE_MARK = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,13 @@ class LinkSettings:
     max_message_bytes: int = 67108864
 
 
-class DecodeLink:
+class DecodeLink(Boxes):
     """Opens `GET /dresult`, hands its messages to the requests they belong to, and opens it again when it is lost.
 
     Exactly one stream is open at a time: a second one would end the first with all its requests.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # its instance, its limits, and who is told of what
         self,
         instance: Instance,
         watcher: Watcher,
@@ -53,15 +51,15 @@ class DecodeLink:
         *,
         on_late: Callable[[], None],
         on_reopened: Callable[[], None],
+        office: LinkOffice | None = None,
     ) -> None:
-        self._instance = instance
+        super().__init__(instance, context.log, on_late=on_late)
+        self._office = office
+        self._number = office.number() if office is not None else 0
         self._watcher = watcher
         self._settings = settings
-        self._on_late = on_late
         self._on_reopened = on_reopened
         self._ssl_context = context.ssl_context
-        self._log = context.log
-        self._boxes: dict[bytes, Mailbox] = {}
         self._parser = ResultParser(settings.max_message_bytes)
         self._link: Link | None = None
         self._ended: asyncio.Future[str] | None = None
@@ -73,16 +71,6 @@ class DecodeLink:
     def up(self) -> bool:
         """Whether the stream is open."""
         return self._link is not None
-
-    @contextlib.contextmanager
-    def registered(self, wire_id: bytes, box: Mailbox) -> Iterator[None]:
-        """Route messages of `wire_id` to `box` inside the block; outside of it they are late and dropped."""
-        self._boxes[wire_id] = box
-        try:
-            yield
-        finally:
-            if self._boxes.get(wire_id) is box:
-                del self._boxes[wire_id]
 
     async def aclose(self) -> None:
         """Close the stream; its requests fail."""
@@ -99,20 +87,9 @@ class DecodeLink:
         except ChunkError as error:
             self._end(f"broken framing: {error}")
             return
-        boxes = self._boxes
-        for rid, kind, body in frames:
-            box = boxes.get(rid)
-            if box is not None:
-                try:
-                    if kind is Kind.DATA:
-                        box.data(body, now_s)
-                    else:
-                        box.message(kind, body, now_s)
-                except Exception as error:  # noqa: BLE001  # the border: one request's fault must not end the stream
-                    self._log.exception("a request of instance %s failed inside the coordinator", self._instance.id)
-                    box.fail(InternalError(type(error).__name__))
-            elif kind is not Kind.HEARTBEAT:
-                self._unclaimed(kind, body)
+        left = self.deliver(frames, now_s)
+        if left:
+            self._unclaimed(left)
         if self._parser.ended:
             self._end("the instance ended the stream")
 
@@ -120,12 +97,14 @@ class DecodeLink:
         """The connection is gone."""
         self._end("closed" if error is None else error.reason)
 
-    def _unclaimed(self, kind: Kind, body: bytes) -> None:
-        if kind is Kind.CLOSE:
-            self._evicted = True
-            self._end("another coordinator has opened the result stream")
-        elif body != DONE_MARK:
-            self._on_late()  # its request has ended; that it comes is normal after a stop
+    def _unclaimed(self, frames: list[Frame]) -> None:
+        """Take messages that are for no request here: for another process, for an ended request, or for the link."""
+        for _, kind, body in self._office.pass_on(self._number, frames) if self._office is not None else frames:
+            if kind is Kind.CLOSE:
+                self._evicted = True
+                self._end("another coordinator has opened the result stream")
+            else:
+                self.late(body)
 
     def _end(self, reason: str) -> None:
         if self._ended is not None and not self._ended.done():
@@ -156,7 +135,7 @@ class DecodeLink:
         self._ended = asyncio.get_running_loop().create_future()
         try:
             self._link = await open_link(
-                self._instance.address,
+                self.instance.address,
                 "/dresult",
                 HEADERS,
                 self,
@@ -171,6 +150,8 @@ class DecodeLink:
             self._heard_s = time.monotonic()
             if openings:
                 self._on_reopened()
+            if self._office is not None:
+                self._office.opened(self._number, self.instance)
             self._watcher.linked()
             return True, await self._until_ended(self._ended)
         finally:
@@ -188,6 +169,6 @@ class DecodeLink:
                 return ended.result()
 
     def _lose(self, reason: str) -> None:
-        """Fail at once what was waiting on the stream."""
-        for box in list(self._boxes.values()):
-            box.fail(EngineFailed(Side.DECODE, self._instance.id, "link_lost", detail=reason))
+        self.lose(reason)
+        if self._office is not None:
+            self._office.lost(self._number, reason)

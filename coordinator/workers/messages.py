@@ -1,0 +1,108 @@
+"""What supervisor and workers say to each other."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from coordinator.core.instance import Instance
+
+Cells = Mapping[tuple[str, ...], list[float]]
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    """A message; its type travels with it."""
+
+
+# --- down
+
+
+class Start(_Message):
+    """The first message: who you are, and the configuration as JSON."""
+
+    worker: int
+    workers: int
+    slots: int
+    settings: str
+    max_connections: int
+
+
+class View(_Message):
+    """The cluster as it is. `slots` says where on the board an instance's load stands, by position in the lists."""
+
+    version: int
+    ready: list[Instance]
+    suspect: list[Instance]
+    slots: list[int]
+    names: list[str]
+    any_name: bool
+    pair: bool
+    why: str
+
+
+class Told(_Message):
+    """A message for the engine protocol `engine`, made by its other half; opaque here."""
+
+    engine: str
+    data: bytes
+
+
+class Drain(_Message):
+    """Take no new requests, end within `within_s` seconds, then leave."""
+
+    within_s: float
+
+
+class AskMetrics(_Message):
+    """Send your metrics."""
+
+    number: int
+
+
+# --- up
+
+
+class Serving(_Message):
+    """The worker listens on this port."""
+
+    port: int
+
+
+class Failed(_Message):
+    """The worker cannot listen; the text says why."""
+
+    reason: str
+
+
+class Charge(_Message):
+    """An instance has failed a request."""
+
+    instance: str
+    side: str
+    reason: str
+    detail: str
+    connecting: bool
+
+
+class Credit(_Message):
+    """A request went well at an instance that had failed one before."""
+
+    instance: str
+
+
+class Requests(_Message):
+    """Finished requests since the last such message: their number, prompt bytes and output tokens."""
+
+    count: int
+    prompt_bytes: int
+    output_tokens: int
+
+
+class Snapshot(_Message):
+    """The metrics asked for, as `Metrics.snapshot` gives them, packed."""
+
+    number: int
+    data: bytes
+
+
+Down = Start | View | Told | Drain | AskMetrics
+Up = Serving | Failed | Charge | Credit | Requests | Snapshot
