@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -98,10 +99,23 @@ async def _relay_stream(
     await run_stream(client, request, headers, StreamLeg(instance, stages, out, untyped=request.api == UNTYPED))
 
 
-async def run_stream(client: HttpClient, request: Request, headers: Headers, leg: "StreamLeg") -> None:
+async def run_stream(
+    client: HttpClient,
+    request: Request,
+    headers: Headers,
+    leg: "StreamLeg",
+    part: Callable[[Stream], None] = Stream.close,
+) -> None:
     """Send a request to the leg's instance and let the answer run through the leg to its end.
 
     Cancellation closes the connection, which ends the request at the engine.
+
+    Args:
+        client: opens the stream.
+        request: its body is sent.
+        headers: for the engine.
+        leg: takes the answer.
+        part: closes the stream in the end, at once or soon.
 
     Raises:
         RequestError: from the leg.
@@ -112,7 +126,7 @@ async def run_stream(client: HttpClient, request: Request, headers: Headers, leg
         leg.started_by(stream)
         await leg.done
     finally:
-        stream.close()
+        part(stream)
 
 
 class StreamLeg:
@@ -147,9 +161,9 @@ class StreamLeg:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def sent(self) -> bool:
-        """Whether the request went out to the instance."""
-        return self._stream is not None
+    def left(self) -> bool:
+        """Whether the request went out and its caller left before the answer's end or failure."""
+        return self.done.cancelled()
 
     def started_by(self, stream: Stream) -> None:
         """Learn the stream, to slow it down when the client is slow."""

@@ -14,6 +14,7 @@ from coordinator.engines.context import EngineContext
 from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.engines.vllm.batch import serve_batch
 from coordinator.engines.vllm.handoff import Handoff, Means, engine_headers
+from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import KvReleases
 from coordinator.transport.errors import TransportError
@@ -46,7 +47,15 @@ class VllmEngine:
         self._models: dict[object, tuple[str | None, float]] = {}
         self._releases = KvReleases(context.client, context.log, on_result=self._count_release)
         self._missing = MissingKv(context.log, metrics.missing_kv.labels(NAME).inc)
-        self._means = Means(context.client, context.ids, self._releases, self._missing, self._fetchers)
+        self._farewells = Farewells()
+        self._means = Means(
+            client=context.client,
+            ids=context.ids,
+            releases=self._releases,
+            farewells=self._farewells,
+            missing=self._missing,
+            fetchers=self._fetchers,
+        )
 
     # --- instances
 
@@ -188,6 +197,7 @@ class VllmEngine:
 
     async def aclose(self) -> None:
         """Release what can still be released."""
+        self._farewells.close()
         await self._releases.aclose(RELEASES_AT_CLOSE_S)
 
 

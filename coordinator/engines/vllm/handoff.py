@@ -1,5 +1,6 @@
 """One prompt's way over a pair (vLLM protocol page §1)."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,12 +12,13 @@ from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Placement
 from coordinator.core.request import Headers, Request
 from coordinator.engines.http_leg import StreamLeg, failed, refusal, run_stream, side_of
-from coordinator.engines.vllm.legs import MergingLeg, WholeCall
+from coordinator.engines.vllm.legs import Farewells, MergingLeg, WholeCall
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import KvReleases, Orphan
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.stream import Stream
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields
 from coordinator.wire.merge import with_prefill
@@ -45,6 +47,7 @@ class Means:
     client: HttpClient
     ids: WireIds
     releases: KvReleases
+    farewells: Farewells
     missing: MissingKv
     fetchers: Callable[[Instance, Instance], Sequence[Instance]]
 
@@ -83,8 +86,8 @@ class Handoff:
             reply = await self._post(call, instance, prefill_body(self._fields))
         except TransportError as error:
             raise failed(instance, error) from error
-        except BaseException:
-            self._release_answered(call.reply)
+        except BaseException as error:
+            self._release_answered(call.reply, error)
             raise
         prefilled = self._read(reply)
         if prefilled.params is None:
@@ -98,11 +101,19 @@ class Handoff:
         decode = self._placement.decode
         leg = self._leg(prefilled, out)
         request = replace(self._request, body=decode_body(self._fields, prefilled.params))
+        sent_s = time.monotonic()
+
+        def part(stream: Stream) -> None:
+            if prefilled.params is None or leg.decoding or not leg.left:
+                stream.close()
+            else:
+                self._means.farewells.part(stream, sent_s)
+
         try:
-            await run_stream(self._means.client, request, self._headers, leg)
+            await run_stream(self._means.client, request, self._headers, leg, part)
         except BaseException as error:
-            if not leg.decoding:
-                self._orphaned(prefilled, error, sent=leg.sent)
+            if not (leg.decoding or leg.left):
+                self._release(prefilled.params, error)
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise
@@ -110,17 +121,18 @@ class Handoff:
     async def whole(self, prefilled: Prefilled) -> bytes:
         """Decode, and return its answer with what prefill adds to it. Raises RequestError."""
         decode = self._placement.decode
-        call = WholeCall()
+        call = WholeCall(None if prefilled.params is None else self._means.farewells)
         try:
             reply = await self._post(call, decode, decode_body(self._fields, prefilled.params))
         except BaseException as error:
-            self._orphaned(prefilled, error, sent=call.sent)
+            if not (call.left or (call.reply is not None and call.reply.status == 200)):
+                self._release(prefilled.params, error)
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise
         if reply.status != 200:
             refused = refusal(decode, reply.status, reply.headers, reply.body)
-            self._orphaned(prefilled, refused, sent=True)
+            self._release(prefilled.params, refused)
             raise refused
         try:
             check_answer(reply.body)
@@ -150,7 +162,7 @@ class Handoff:
 
     # --- KV that nobody came for
 
-    def _release_answered(self, reply: Reply | None) -> None:
+    def _release_answered(self, reply: Reply | None, error: BaseException) -> None:
         """Prefill has answered in the moment of the cancellation."""
         if reply is None:
             return
@@ -158,21 +170,16 @@ class Handoff:
             prefilled = self._read(reply)
         except RequestError:
             return
-        self._release(prefilled.params, guilty=False)
+        self._release(prefilled.params, error)
 
-    def _orphaned(self, prefilled: Prefilled, error: BaseException, *, sent: bool) -> None:
-        """Decode's leg is over without a token.
+    def _release(self, params: Raw | None, error: BaseException) -> None:
+        """Have the KV fetched: decode's leg is over, and decode may not even know of it (protocol page §1.5, §1.6).
 
-        Where decode was there and it is we who left, closing the connection has made it let go of prefill's KV. In
-        every other case it may not even know of it (protocol page §1.5, §1.6).
+        Not for a leg that we left while decode was at work: its closed connection makes decode let go of the KV.
         """
-        ours = not isinstance(error, RequestError | TransportError)
-        if not (ours and sent):
-            self._release(prefilled.params, guilty=not ours)
-
-    def _release(self, params: Raw | None, *, guilty: bool) -> None:
         if params is None:
             return
+        guilty = isinstance(error, RequestError | TransportError)
         prefill, decode = self._placement.prefill, self._placement.decode
         others = [instance for instance in self._means.fetchers(prefill, decode) if instance.key != decode.key]
         self._means.releases.release(

@@ -1,6 +1,7 @@
 """The two kinds of calls: one whose whole reply is awaited, and a stream with something to add at its end."""
 
 import asyncio
+import time
 
 from msgspec import Raw
 
@@ -11,30 +12,67 @@ from coordinator.engines.http_leg import StreamLeg
 from coordinator.transport.client import MAX_ERROR_BYTES, MAX_REPLY_BYTES, HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.stream import Stream
 from coordinator.transport.unary import Collector
 from coordinator.wire.events import UsageEditor
+
+LINGER_S = 0.25
+
+
+class Farewells:
+    """Closes connections to decode not before it had the time to take the request on.
+
+    An engine that sees the client leave in the very moment of the request's arrival drops it before its KV connector
+    knows of it, and prefill's blocks stay pinned. Once it has taken the request on, its abort frees them.
+
+    Attributes:
+        linger_s: from the sending of a request to the earliest close.
+    """
+
+    def __init__(self) -> None:
+        self.linger_s = LINGER_S
+        self._parting: dict[Stream, asyncio.TimerHandle] = {}
+
+    def part(self, stream: Stream, sent_s: float) -> None:
+        """Close the stream of a request that went out at `sent_s` (monotonic), at once or as soon as it is old."""
+        left_s = sent_s + self.linger_s - time.monotonic()
+        if left_s <= 0:
+            stream.close()
+        else:
+            self._parting[stream] = asyncio.get_running_loop().call_later(left_s, self._close, stream)
+
+    def _close(self, stream: Stream) -> None:
+        self._parting.pop(stream).cancel()
+        stream.close()
+
+    def close(self) -> None:
+        """Close all that is left."""
+        for stream in tuple(self._parting):
+            self._close(stream)
 
 
 class WholeCall:
     """One POST of which it is known, also after a cancellation, whether it went out and what came back.
 
+    Args:
+        farewells: parts with the connection where we leave before there is a reply; None: it is closed at once.
+
     Attributes:
-        sent: the request was handed to a connection.
+        left: the request went out, and we left before there was a reply or failure.
     """
 
-    __slots__ = ("_future", "sent")
+    __slots__ = ("_farewells", "_future", "left")
 
-    def __init__(self) -> None:
+    def __init__(self, farewells: Farewells | None = None) -> None:
+        self._farewells = farewells
         self._future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.sent = False
+        self.left = False
 
     @property
     def reply(self) -> Reply | None:
         """The reply, if it has come, be it in the moment of the cancellation."""
         future = self._future
-        if not future.done() or future.cancelled() or future.exception() is not None:
-            return None
-        return future.result()
+        return future.result() if future.done() and future.exception() is None else None
 
     async def run(self, client: HttpClient, instance: Instance, target: str, headers: Headers, body: bytes) -> Reply:
         """Send it and return the whole reply, of any status; the request's deadlines are its caller's business.
@@ -46,13 +84,24 @@ class WholeCall:
         """
         collector = Collector(self._future, MAX_REPLY_BYTES, MAX_ERROR_BYTES)
         stream = await client.open_stream(instance.address, b"POST", target, headers, body, sink=collector)
-        self.sent = True
+        sent_s = time.monotonic()
         try:
-            return await self._future
+            # a cancellation reaches this task a turn later, and a reply that comes in between must not be lost
+            return await asyncio.shield(self._future)
+        except asyncio.CancelledError:
+            self.left = not self._future.done()
+            self._future.add_done_callback(_seen)
+            raise
         finally:
-            stream.close()
-            if self._future.done() and not self._future.cancelled():
-                self._future.exception()  # known here, so that a cancellation does not leave it unseen
+            if self.left and self._farewells is not None:
+                self._farewells.part(stream, sent_s)
+            else:
+                stream.close()
+
+
+def _seen(future: asyncio.Future[Reply]) -> None:
+    """Nobody waits for this failure any more."""
+    future.exception()
 
 
 class MergingLeg(StreamLeg):

@@ -1,0 +1,176 @@
+import json
+
+import pytest
+from msgspec import Raw
+
+from coordinator.wire.json_edit import read_fields
+from coordinator.wire.vllm import (
+    EngineSaid,
+    Way,
+    check_answer,
+    decode_body,
+    prefill_body,
+    prompts_of,
+    read_prefill,
+    release_body,
+    way_of,
+)
+
+HOLD = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+RECORD = b'{"remote_block_ids":[[1,2],[3,[4,null]]],"big":1234567890123456789, "nothing":null,"f":1.50}'
+
+
+def fields(**values):
+    return read_fields(json.dumps(values).encode())
+
+
+def prefilled(**values):
+    sent = json.loads(prefill_body(fields(model="m", **values)))
+    assert sent.pop("model") == "m"
+    assert sent.pop("kv_transfer_params") == HOLD
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, {"max_tokens": 1}),
+        ({"max_tokens": 64}, {"max_tokens": 1}),
+        ({"max_tokens": None}, {"max_tokens": 1}),
+        ({"max_completion_tokens": 64}, {"max_completion_tokens": 1}),
+        ({"max_tokens": 64, "max_completion_tokens": 32}, {"max_tokens": 1, "max_completion_tokens": 1}),
+        ({"max_tokens": None, "max_completion_tokens": 3}, {"max_tokens": None, "max_completion_tokens": 1}),
+        ({"max_output_tokens": 9}, {"max_output_tokens": 1, "max_tokens": 1}),
+        ({"min_tokens": 10}, {"min_tokens": 1, "max_tokens": 1}),
+        ({"min_tokens": 0}, {"min_tokens": 0, "max_tokens": 1}),
+        ({"min_tokens": "odd"}, {"min_tokens": "odd", "max_tokens": 1}),
+        ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": False, "max_tokens": 1}),
+        ({"tools": [{}], "logprobs": True}, {"tools": [{}], "logprobs": True, "max_tokens": 1}),
+    ],
+)
+def test_prefill_is_asked_for_one_token(given, sent):
+    assert prefilled(**given) == sent
+
+
+def test_values_on_prefill_are_the_clients_bytes():
+    body = b'{"seed":9007199254740993,"top_p":1e-9,"x_vendor":{"a":null,"b":[1,{"c":"\xc3\xa9"}]},"max_tokens":5}'
+    sent = prefill_body(read_fields(body))
+    assert sent.startswith(b'{"seed":9007199254740993,"top_p":1e-9,"x_vendor":{"a":null,"b":[1,{"c":"\xc3\xa9"}]},')
+
+
+def test_decode_gets_the_clients_body_and_the_record_as_it_is():
+    body = b'{"stream":true,"max_tokens":5,"seed":9007199254740993}'
+    assert decode_body(read_fields(body), Raw(RECORD)) == body[:-1] + b',"kv_transfer_params":' + RECORD + b"}"
+    assert decode_body(read_fields(body), None) == body
+
+
+def test_a_clients_own_record_reaches_no_engine():
+    given = fields(prompt="p", kv_transfer_params={"remote_host": "evil"})
+    assert b"evil" not in prefill_body(given)
+    assert b"kv_transfer_params" not in decode_body(given, None)
+    assert json.loads(decode_body(given, Raw(b'{"mine":1}')))["kv_transfer_params"] == {"mine": 1}
+
+
+def test_a_release_is_one_token_with_the_record():
+    sent = json.loads(release_body(fields(prompt="p", max_tokens=7, stream=True), Raw(b'{"mine":1}')))
+    assert sent == {"prompt": "p", "max_tokens": 1, "stream": False, "kv_transfer_params": {"mine": 1}}
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ({"messages": []}, Way.PAIR),
+        ({"prompt": "a"}, Way.PAIR),
+        ({"prompt": ["a"]}, Way.PAIR),
+        ({"prompt": [1, 2, 3]}, Way.PAIR),
+        ({"prompt": [[1, 2]]}, Way.PAIR),
+        ({"prompt": []}, Way.PAIR),
+        ({"prompt": "a", "n": 1, "best_of": 1}, Way.PAIR),
+        ({"prompt": "a", "n": None, "echo": True}, Way.PAIR),
+        ({"prompt": "a", "logprobs": 3}, Way.PAIR),
+        ({"prompt": ["a", "b"]}, Way.SPLIT),
+        ({"prompt": [[1, 2], [3]]}, Way.SPLIT),
+        ({"prompt": ["a", "b"], "n": 1, "stream": False}, Way.SPLIT),
+        ({"prompt": ["a", "b"], "stream": True}, Way.ALONE),
+        ({"prompt": ["a", "b"], "n": 2}, Way.ALONE),
+        ({"prompt": ["a", "b"], "prompt_embeds": "x"}, Way.ALONE),
+        ({"prompt_embeds": ["x", "y"]}, Way.ALONE),
+        ({"messages": [], "n": 2}, Way.ALONE),
+        ({"prompt": "a", "best_of": 2}, Way.ALONE),
+        ({"prompt": "a", "use_beam_search": True}, Way.ALONE),
+        ({"prompt": "a", "echo": True, "logprobs": 0}, Way.ALONE),
+    ],
+)
+def test_way(given, way):
+    assert way_of(fields(**given)) is way
+
+
+def test_prompts_are_the_clients_bytes():
+    assert [bytes(p) for p in prompts_of(read_fields(b'{"prompt":[ "a\\u00e9", [1,2] ]}'))] == [b'"a\\u00e9"', b"[1,2]"]
+
+
+ANSWER = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
+
+
+def answer(**values):
+    return read_prefill(json.dumps({**ANSWER, **values}).encode())
+
+
+def test_the_record_is_read_as_it_is():
+    body = b'{"choices":[],"kv_transfer_params":' + RECORD + b"}"
+    assert bytes(read_prefill(body).params) == RECORD
+
+
+@pytest.mark.parametrize("record", [None, {}, [], "x", 7])
+def test_a_record_without_content_is_none(record):
+    assert answer(kv_transfer_params=record).params is None
+    assert answer().params is None
+
+
+def test_an_answer_that_ended():
+    choice = {"index": 0, "text": "", "finish_reason": "stop"}
+    assert answer(choices=[choice], kv_transfer_params={}).ended
+    assert not answer().ended
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        (None, None),
+        ({"prompt_tokens": 5}, None),
+        ({"prompt_tokens_details": None}, None),
+        ({"prompt_tokens_details": {}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": None}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, b"0"),
+        ({"prompt_tokens_details": {"cached_tokens": 96}}, b"96"),
+    ],
+)
+def test_cached_tokens(usage, cached):
+    found = answer(usage=usage).cached_tokens
+    assert (found if found is None else bytes(found)) == cached
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{cut", b'{"choices":null}', b"\xff", b"[" * 100_000])
+def test_what_is_no_answer(body):
+    with pytest.raises(ValueError, match="answer"):
+        read_prefill(body)
+
+
+@pytest.mark.parametrize("read", [read_prefill, check_answer])
+def test_a_200_that_is_an_error(read):
+    with pytest.raises(EngineSaid, match="no room"):
+        read(b'{"error":{"message":"no room"}}')
+    assert read(b'{"error":null,"choices":[{}]}') is None or read is read_prefill
+
+
+@pytest.mark.parametrize("body", [b"", b'{"choices":[{"te', b"[]"])
+def test_a_cut_answer_of_decode(body):
+    with pytest.raises(ValueError, match="no JSON object"):
+        check_answer(body)
