@@ -88,6 +88,7 @@ class Relay:
             exchange.start(HTTPStatus.OK, self._stream_headers(), data)
             self._record.status = HTTPStatus.OK
         self.pieces += 1
+        self._record.bytes_out += len(data)
         if token:
             self._token(now_s)
         if exchange.congested:
@@ -103,6 +104,7 @@ class Relay:
             self._exchange.start(HTTPStatus.OK, self._stream_headers(), b"")
             self._record.status = HTTPStatus.OK
         self.pieces += 1
+        self._record.bytes_out += len(data)
         if token:
             self._token(now_s)
         self._exchange.end(data)
@@ -131,6 +133,7 @@ class Relay:
         """Send a complete answer."""
         headers = (*self._common_headers(), (b"content-type", content_type))
         self._record.status = status
+        self._record.bytes_out = len(body)
         self._exchange.respond(status, headers, body)
 
     def fail(self, error: RequestError) -> None:
@@ -141,10 +144,13 @@ class Relay:
         elif exchange.finished:
             return
         elif exchange.started:
-            exchange.break_off(self._family.error_event(error))
+            event = self._family.error_event(error)
+            self._record.bytes_out += len(event)
+            exchange.break_off(event)
         else:
-            self._record.status = error.status
-            exchange.respond(error.status, self._error_headers(error), self._family.error_body(error))
+            body = self._family.error_body(error)
+            self._record.status, self._record.bytes_out = error.status, len(body)
+            exchange.respond(error.status, self._error_headers(error), body)
 
     # --- inside
 

@@ -4,6 +4,7 @@ A record has no place for a prompt, an output or a header: what is not in it can
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,14 @@ from .lines import Stamper, cut_line, printable, quoted
 from .writer import LineWriter
 
 WIRE_IDS_LIMIT = 400
+# failures whose detail is in our own words; any other may hold an engine's, and those may quote a prompt or an output
+_OWN_WORDS = frozenset(
+    (
+        "connect_refused", "connect_timeout", "connect_failed", "dns_failed", "tls_failed", "reset", "closed",
+        "link_lost", "ended_early", "reply_too_large", "message_too_large", "missing_kv",
+    )
+)  # fmt: skip
+_status = re.compile(r"status \d{3}").match
 
 
 @dataclass(slots=True)
@@ -70,7 +79,10 @@ class RequestRecord:
     error_detail: str = ""
 
     def failed(self, error: RequestError) -> None:
-        """Take over how the request failed. Not its status, which may be out already, nor the client's message."""
+        """Take over how the request failed.
+
+        Not its status, which may be out already, nor the client's message, nor what an engine said.
+        """
         self.outcome = error.outcome
         self.error_code = error.code
         self.error_side = error.side
@@ -78,6 +90,9 @@ class RequestRecord:
         if isinstance(error, EngineFailed):
             self.error_reason = error.reason
             self.error_instance = error.instance_id
+            if error.reason not in _OWN_WORDS:
+                status = _status(error.detail)
+                self.error_detail = status.group() if status is not None else ""
         elif isinstance(error, DeadlineExceeded):
             self.error_reason = error.stage
 

@@ -159,6 +159,26 @@ def test_the_message_for_the_client_is_not_logged(text):
     assert SECRET not in text(record)
 
 
+@pytest.mark.parametrize(
+    ("reason", "detail", "logged"),
+    [
+        ("http_5xx", f"status 503: you said {SECRET}", ' detail="status 503"'),
+        ("bad_reply", f"status 302: {SECRET}", ' detail="status 302"'),
+        ("engine_error", f"cannot decode {SECRET}", ""),
+        ("timeout", f"prefill waited for it: {SECRET}", ""),
+        ("of_a_plug_in", SECRET, ""),
+        ("connect_refused", "10.0.0.1:99", " detail=10.0.0.1:99"),
+        ("link_lost", "silent for 30 s", ' detail="silent for 30 s"'),
+    ],
+)
+def test_the_words_of_engines_are_not_logged(text, reason, detail, logged):
+    record = a_record(status=502)
+    record.failed(EngineFailed(Side.DECODE, "d0", reason, detail=detail))
+    line = text(record)
+    assert SECRET not in line
+    assert line.endswith(f" reason={reason} guilty=d0{logged}")
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_query_is_not_logged(log, stream, as_json):
     AccessLog(log, LineWriter(stream), as_json=as_json).finished(a_record(path=f"/generate?key={SECRET}&a=?b"))

@@ -66,6 +66,17 @@ class TestHead:
         assert case.client.body == A * 4
         assert case.relay.pieces == 4
 
+    def test_the_line_about_it_counts_its_bytes(self):
+        stream, broken, whole, failed = Case(), Case(), Case(), Case()
+        stream.relay.piece(A, T0 + 1)
+        stream.relay.finish(A, T0 + 2)
+        broken.relay.piece(A, T0 + 1)
+        broken.relay.fail(EngineFailed(Side.DECODE, "d0", "reset"))
+        whole.relay.whole(b"{}", T0 + 1)
+        failed.relay.fail(EngineFailed(Side.DECODE, "d0", "reset"))
+        for case in (stream, broken, whole, failed):
+            assert case.record.bytes_out == len(case.client.body) > 0
+
     def test_an_old_client_gets_no_chunks(self):
         case = Case(version="1.0")
         case.relay.piece(A, T0 + 1)
