@@ -54,7 +54,10 @@ class Cluster:
 
 
 def cluster_config(instances: list[Simulator], changes: dict[str, Any]) -> dict[str, Any]:
-    """A configuration for these instances, ids p0, p1, ..., d0, ...; `changes` go section by section, `each` is for every instance."""
+    """A configuration for these instances, ids p0, p1, ..., d0, ...
+
+    `changes` replace keys section by section; `each` holds keys for every instance.
+    """
     rows: list[dict[str, Any]] = []
     for instance in instances:
         number = sum(row["role"] == instance.role for row in rows)
