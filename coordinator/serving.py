@@ -21,6 +21,7 @@ FILES_PER_INSTANCE = 2  # a standing stream and a health check
 FILES_PER_REQUEST = 2  # the client's connection and one to an engine
 FAILED = 1
 HURRIED = 1
+HURRY_S = 0.5  # for closing, and for the aborts that engines are due, once a second signal has come
 
 
 def serve(path: Path) -> int:
@@ -70,6 +71,10 @@ async def _leave(app: App, hurry: asyncio.Event) -> int:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+    if not done:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HURRY_S):
+                await app.aclose()
     LOG.info("stopped" if done else "stopped at once by a second signal")
     return 0 if done else HURRIED
 
