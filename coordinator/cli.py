@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from coordinator import config, demo, serving
-from coordinator.app import load_settings
+from coordinator.parts import load_settings
 
 EXIT_BAD_CONFIG = 2
 

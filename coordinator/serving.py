@@ -11,9 +11,10 @@ from pathlib import Path
 import uvloop
 
 from coordinator import config
-from coordinator.app import DISTRIBUTION, App, load_settings
+from coordinator.app import App
 from coordinator.config import Settings
 from coordinator.observability.logs import Logs, configure
+from coordinator.parts import DISTRIBUTION, load_settings
 
 LOG = logging.getLogger("pd_coordinator")
 FILES_FOR_OURSELVES = 64

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from .errors import RequestError
+from .errors import EngineFailed, RequestError
 from .instance import Instance
 from .request import Ask, Request
+from .view import ClusterView
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,35 @@ class Placement(Stages, Protocol):
     @property
     def decode(self) -> Instance:
         """The decode instance; the same object as `prefill` for a hybrid instance."""
+        ...
+
+
+class Members(Protocol):
+    """The cluster as those see it who serve requests with it."""
+
+    @property
+    def view(self) -> ClusterView:
+        """Who may be chosen."""
+        ...
+
+    def charge(self, instance: Instance, error: EngineFailed) -> None:
+        """An instance has failed a request."""
+        ...
+
+    def credit(self, instance: Instance) -> None:
+        """A request went well at an instance."""
+        ...
+
+    def models(self) -> Sequence[str]:
+        """Model names for lists."""
+        ...
+
+    def accepts(self, model: str | None) -> bool:
+        """Whether some member, whatever its state, serves this name or any name."""
+        ...
+
+    def ready_pair(self) -> tuple[bool, str]:
+        """Whether a request could be placed, and a sentence why (not)."""
         ...
 
 

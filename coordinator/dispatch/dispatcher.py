@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.cluster import Cluster
 from coordinator.core.errors import (
     BadRequest,
     Draining,
@@ -17,7 +16,7 @@ from coordinator.core.errors import (
     Side,
     TooManyRequests,
 )
-from coordinator.core.ports import Answer, Completed, EngineProtocol, Outcome, Resume
+from coordinator.core.ports import Answer, Completed, EngineProtocol, Members, Outcome, Resume
 from coordinator.core.request import Request
 from coordinator.dispatch.flight import Flight, Watch
 from coordinator.observability.access import RequestRecord
@@ -43,12 +42,17 @@ class Dispatcher:
         scheduler: says where.
         cluster: is told what went well and what failed.
         engines: protocols by the name that instances carry.
+
+    Attributes:
+        draining: new requests are refused.
+        elsewhere: where several processes serve, the live requests of the others, which count for the limit too.
+        on_live: told the number of live requests whenever it changes.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        cluster: Cluster,
+        cluster: Members,
         engines: Mapping[str, EngineProtocol],
         metrics: Metrics,
         limits: DispatchLimits,
@@ -63,6 +67,8 @@ class Dispatcher:
         self._scopes: set[Scope] = set()
         self._idle = asyncio.Event()
         self.draining = False
+        self.elsewhere: Callable[[], int] | None = None
+        self.on_live: Callable[[int], None] | None = None
 
     @property
     def live(self) -> int:
@@ -79,10 +85,11 @@ class Dispatcher:
         """
         if self.draining:
             raise Draining
-        if len(self._scopes) >= self._limits.max_requests:
+        taken = len(self._scopes) + (self.elsewhere() if self.elsewhere is not None else 0)
+        if taken >= self._limits.max_requests:
             raise TooManyRequests("too many requests are being served")
         scope = Scope()
-        self._scopes.add(scope)
+        self._enter(scope)
         try:
             async with scope:
                 relay.on_cut = scope.interrupt
@@ -91,9 +98,19 @@ class Dispatcher:
                     await self._attempts(flight)
         finally:
             relay.on_cut = None
-            self._scopes.discard(scope)
-            if not self._scopes:
-                self._idle.set()
+            self._leave(scope)
+
+    def _enter(self, scope: Scope) -> None:
+        self._scopes.add(scope)
+        if self.on_live is not None:
+            self.on_live(len(self._scopes))
+
+    def _leave(self, scope: Scope) -> None:
+        self._scopes.discard(scope)
+        if self.on_live is not None:
+            self.on_live(len(self._scopes))
+        if not self._scopes:
+            self._idle.set()
 
     async def _attempts(self, flight: Flight) -> None:
         record, relay = flight.record, flight.relay

@@ -81,6 +81,10 @@ class LoadBoard:
         """Requests of all processes."""
         return sum(self._words[base + LIVE] for base in self._bases())
 
+    def live_elsewhere(self) -> int:
+        """Requests of the other processes."""
+        return sum(self._words[base + LIVE] for base in self._others)
+
     def queued(self) -> int:
         """Waiting requests of all processes."""
         return sum(self._words[base + QUEUED] for base in self._bases())

@@ -10,8 +10,9 @@ from app_world import Process, can_listen, document, entry, free_port, settings_
 from engine_world import held, turns, until
 from fake_instances import FakeInstance
 
-from coordinator.app import App, load_settings, make_policies
+from coordinator.app import App
 from coordinator.config import ConfigError
+from coordinator.parts import load_settings, make_policies
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'

@@ -1,0 +1,171 @@
+"""What looks after the instances: cluster, management plane, gauges, and reading the configuration again."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from coordinator import config
+from coordinator.cluster import Changes, Cluster, HealthSettings
+from coordinator.config import ConfigError, Settings
+from coordinator.core.instance import Instance, Role, State
+from coordinator.core.ports import EngineProtocol
+from coordinator.management import Controller, Listen, Management, Traffic
+from coordinator.observability.metrics import Metrics
+from coordinator.parts import load_settings, validate_options
+
+LOG = logging.getLogger("pd_coordinator")
+FROM_FILE = "file"
+
+
+class InstanceLoad(NamedTuple):
+    """What is on one instance."""
+
+    instance: Instance
+    requests: int
+    blocks: int
+    pinned: int
+
+
+class Work(Protocol):
+    """The work of all processes, as far as gauges and the MindIE controller ask for it."""
+
+    def loads(self) -> Iterable[InstanceLoad]:
+        """What is on each instance."""
+        ...
+
+    def in_flight(self, instance: Instance) -> int:
+        """Requests that still need an instance, be it for its KV alone."""
+        ...
+
+    def in_common(self, prefill_id: str, decode_id: str) -> int:
+        """Requests that run on both instances."""
+        ...
+
+    def live(self) -> int:
+        """Requests that are there."""
+        ...
+
+    def queued(self) -> int:
+        """Requests that wait for an instance."""
+        ...
+
+
+class LoadsById:
+    """Work as the MindIE controller asks for it: by instance id (management.LoadReader)."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.pair_running = work.in_common
+        self.live = work.live
+
+    def allocated(self, instance_id: str) -> tuple[int, int]:
+        """Requests and KV blocks placed on an instance; its parts, if it is listed as several, together."""
+        found = [load for load in self._work.loads() if load.instance.id == instance_id]
+        return sum(load.requests for load in found), sum(load.blocks for load in found)
+
+    def running(self, instance_id: str) -> int:
+        """Requests that need an instance."""
+        return sum(load.requests + load.pinned for load in self._work.loads() if load.instance.id == instance_id)
+
+
+class ControlPlane:
+    """The control plane; there is one, however many processes serve.
+
+    Args:
+        path: the file that `reload` reads again; None: there is none.
+        render: makes the text for `/metrics`.
+    """
+
+    def __init__(  # the composition root hands over what it has built
+        self,
+        settings: Settings,
+        engines: Mapping[str, EngineProtocol],
+        metrics: Metrics,
+        work: Work,
+        *,
+        path: Path | None = None,
+        render: Callable[[], bytes | Awaitable[bytes]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._path = path
+        self._metrics = metrics
+        self._work = work
+        self.traffic = Traffic()
+        self.cluster = Cluster(
+            engines,
+            HealthSettings(**settings.health.model_dump(exclude={"path"})),
+            in_flight=work.in_flight,
+            log=logging.getLogger("pd_coordinator.cluster"),
+        )
+        server = settings.server
+        self.management = Management(
+            Listen(server.management_host, server.management_port, server.metrics_port, server.status_port),
+            self.cluster,
+            make_instance=self._make_instance,
+            metrics=render or metrics.render,
+            controller=Controller(self.cluster, self._make_instance, LoadsById(work), self.traffic),
+        )
+        self._declare_gauges()
+
+    def _make_instance(self, given: Mapping[str, object]) -> Instance:
+        return config.instance_from_mapping(given, self.settings, validate_options)
+
+    # --- gauges
+
+    def _declare_gauges(self) -> None:
+        add = self._metrics.add_gauge
+        add("requests_in_flight", lambda: [((), self._work.live())])
+        add("requests_queued", lambda: [((), self._work.queued())])
+        add("instance_in_flight", self._read_loads)
+        add("instance_up", self._read_states)
+        add("kv_pinned_requests", self._read_pinned)
+
+    def _read_loads(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        for load in self._work.loads():
+            yield (load.instance.id, load.instance.role), load.requests + load.pinned
+
+    def _read_pinned(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        for load in self._work.loads():
+            if load.instance.role is Role.PREFILL:
+                yield (load.instance.id,), load.pinned
+
+    def _read_states(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        for instance, state in self.cluster.states():
+            yield (instance.id, instance.role), float(state in (State.READY, State.SUSPECT))
+
+    # --- the file
+
+    def take_instances(self, settings: Settings) -> Changes:
+        """Make the instances of the file those of these settings."""
+        changes = self.cluster.replace(FROM_FILE, config.to_instances(settings, validate_options))
+        for instance_id, reason in changes.refused.items():
+            LOG.warning("instance %s of the file is not used: %s", instance_id, reason)
+        return changes
+
+    def reload(self) -> bool:
+        """Read the file again and take its instances; a faulty file changes nothing and is told in the log."""
+        if self._path is None:
+            return False
+        try:
+            settings = load_settings(self._path)
+            changes = self.take_instances(settings)
+        except ConfigError as error:
+            self._metrics.config_reloads.labels("invalid").inc()
+            LOG.error("configuration not reloaded, nothing has changed: %s", error)
+            return False
+        self._metrics.config_reloads.labels("ok").inc()
+        LOG.info(
+            "configuration reloaded: added %s, removed %s, changed %s",
+            *(", ".join(ids) or "none" for ids in (changes.added, changes.removed, changes.changed)),
+        )
+        waiting = sorted(section for section, value in settings if value != getattr(self.settings, section))
+        if "cluster" in waiting and _but_instances(settings) == _but_instances(self.settings):
+            waiting.remove("cluster")
+        if waiting:
+            LOG.warning("changed sections that take effect at the next start: %s", ", ".join(waiting))
+        return True
+
+
+def _but_instances(settings: Settings) -> object:
+    return settings.cluster.model_copy(update={"instances": ()})

@@ -1,0 +1,62 @@
+"""What serves clients: front door, dispatcher and HTTP server, on top of a scheduler and engines."""
+
+import logging
+from collections.abc import Mapping
+
+from coordinator.api.families import FAMILIES
+from coordinator.api.routes import RouteTable
+from coordinator.config import Settings
+from coordinator.core.errors import Draining
+from coordinator.core.ports import EngineProtocol, Members
+from coordinator.dispatch import Dispatcher
+from coordinator.frontdoor import FrontDoor, ModelNames, Telemetry
+from coordinator.parts import dispatch_limits, door_settings
+from coordinator.scheduler import Scheduler
+from coordinator.server.limits import ServerLimits
+from coordinator.server.listener import HttpServer
+
+LOG = logging.getLogger("pd_coordinator")
+LAST_WORDS_S = 1.0  # for error events after the grace time
+
+
+class DataPlane:
+    """The data plane of one process.
+
+    Args:
+        members: who is there; is told of failures.
+        max_connections: clients that may be connected at once; None: no bound.
+    """
+
+    def __init__(  # the composition root hands over what it has built
+        self,
+        settings: Settings,
+        members: Members,
+        scheduler: Scheduler,
+        engines: Mapping[str, EngineProtocol],
+        telemetry: Telemetry,
+        *,
+        max_connections: int | None = None,
+    ) -> None:
+        self.settings = settings
+        cluster = settings.cluster
+        self.dispatcher = Dispatcher(scheduler, members, engines, telemetry.metrics, dispatch_limits(settings))
+        names = ModelNames(cluster.model, cluster.model_aliases, listed=members.models, accepted=members.accepts)
+        self.door = FrontDoor(
+            RouteTable(FAMILIES), self.dispatcher, names, telemetry, door_settings(settings), members.ready_pair
+        )
+        limits = ServerLimits(
+            max_body_bytes=settings.limits.max_body_bytes,
+            max_header_bytes=settings.limits.max_header_bytes,
+            max_connections=max_connections,
+        )
+        self.server = HttpServer(self.door.handle, limits, logging.getLogger("pd_coordinator.server"))
+
+    async def drain(self, within_s: float) -> None:
+        """Take no more requests and let live ones end within `within_s`; then end those that are left."""
+        self.server.draining = True
+        self.dispatcher.draining = True
+        await self.dispatcher.drained(within_s)
+        if self.dispatcher.live:
+            LOG.warning("%d requests outlived the grace time and are ended", self.dispatcher.live)
+            self.dispatcher.interrupt_all(Draining())
+            await self.dispatcher.drained(LAST_WORDS_S)

@@ -1,0 +1,92 @@
+"""From settings to the parts that both a single process and each of several are made of."""
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from coordinator import config
+from coordinator.config import ConfigError, Settings
+from coordinator.config.errors import line_of
+from coordinator.core.ids import WireIds
+from coordinator.core.ports import EngineProtocol
+from coordinator.dispatch import DispatchLimits
+from coordinator.engines.context import EngineContext
+from coordinator.engines.table import ENGINES, load_engine
+from coordinator.frontdoor import DoorSettings
+from coordinator.observability.metrics import Metrics
+from coordinator.policies import POLICY_NAMES, Policies, load_policy
+from coordinator.transport.client import HttpClient
+
+DISTRIBUTION = "pd-coordinator"
+
+
+def load_settings(path: Path) -> Settings:
+    """Read and check a configuration file as `serve` would, without starting anything.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    known = config.Known(engines=tuple(ENGINES), policies=POLICY_NAMES)
+    settings = config.load(path, known, validate_options)
+    try:
+        make_policies(settings)
+    except ValueError as error:
+        line = line_of(("scheduling", "policy"), settings.source.lines)
+        raise ConfigError(str(path), [config.Problem("scheduling.policy", line, str(error))]) from error
+    return settings
+
+
+def validate_options(engine: str, given: Mapping[str, object]) -> Mapping[str, object]:
+    """Check the engine-specific keys of an instance; raises ValueError."""
+    return load_engine(engine).options(given)
+
+
+def make_policies(settings: Settings) -> Policies:
+    """The policies that the configuration names; raises ValueError."""
+    options = dict(settings.scheduling.load_balance)
+    prefill, decode = settings.scheduling.policies
+    return Policies(
+        load_policy(prefill, options if prefill == "load_balance" else None),
+        load_policy(decode, options if decode == "load_balance" else None),
+    )
+
+
+def make_engines(
+    settings: Settings, client: HttpClient, metrics: Metrics, worker: int = 0
+) -> dict[str, EngineProtocol]:
+    """Every engine protocol of the table and of the configuration, by name."""
+    context = EngineContext(
+        client=client,
+        ids=WireIds(worker),
+        metrics=metrics,
+        log=logging.getLogger("pd_coordinator.engines"),
+        connect_s=settings.timeouts.effective.connect_s,
+        health_path=settings.health.path,
+        health_timeout_s=settings.health.timeout_s,
+    )
+    named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
+    return {name: load_engine(name)(context) for name in sorted(named | set(ENGINES))}
+
+
+def dispatch_limits(settings: Settings) -> DispatchLimits:
+    """How much and how often, for the dispatcher."""
+    return DispatchLimits(
+        max_requests=settings.limits.max_requests,
+        max_attempts=settings.retry.max_attempts,
+        max_recomputes=settings.retry.max_recomputes,
+    )
+
+
+def door_settings(settings: Settings) -> DoorSettings:
+    """Deadlines and habits, for the front door."""
+    timeouts = settings.timeouts.effective
+    return DoorSettings(
+        schedule_s=timeouts.schedule_s,
+        first_token_s=timeouts.first_token_s,
+        inter_token_s=timeouts.inter_token_s,
+        request_s=timeouts.request_s,
+        stream_buffer_bytes=settings.limits.stream_buffer_bytes,
+        tell_route=settings.server.route_headers,
+        version=version(DISTRIBUTION),
+    )
