@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check bench format clean
+.PHONY: setup demo test test-real check bench format clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,12 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+# a real vLLM pair, built in a folder of its own (minutes, once); see docs/engines/vllm-real.md
+REAL_VLLM_HOME ?= /tmp/pd-real-vllm-$(shell id -un)
+test-real: setup
+	PYTHON="$(PYTHON)" bash tests/real/setup.sh "$(REAL_VLLM_HOME)"
+	PD_REAL_VLLM="$(REAL_VLLM_HOME)" $(BIN)/python -m pytest tests/real $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check --quiet .
