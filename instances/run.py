@@ -8,9 +8,12 @@ from typing import Self
 from instances.mindie.instance import MindieEngine
 from instances.options import Options
 from instances.server import Engine, Instance
+from instances.sglang.instance import SglangEngine
 from instances.vllm.instance import VllmEngine
 
-ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType({"mindie": MindieEngine, "vllm": VllmEngine})
+ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType(
+    {"mindie": MindieEngine, "vllm": VllmEngine, "sglang": SglangEngine}
+)
 
 
 def run_instance(options: Options) -> AbstractAsyncContextManager[Instance]:

@@ -15,10 +15,11 @@ _SEED_STEP = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: token ids and their text."""
+    """One prompt: token ids and their text; its own wish, where the prompts of a batch differ in that."""
 
     tokens: tuple[int, ...]
     text: str
+    wish: Wish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,10 @@ def choices_of(ask: Ask, key: str, seed: int, bounds: tuple[int, int]) -> list[C
     made: list[Choice] = []
     for prompt in ask.prompts:
         for number in range(ask.n):
-            own = ask.wish.seed if number == 0 else (ask.wish.seed or 0) + number * _SEED_STEP
+            base = prompt.wish or ask.wish
+            own = base.seed if number == 0 else (base.seed or 0) + number * _SEED_STEP
             wish = dataclasses.replace(
-                ask.wish, prompt=prompt.tokens, seed=own, natural_length=answers.marked_length(prompt.text)
+                base, prompt=prompt.tokens, seed=own, natural_length=answers.marked_length(prompt.text)
             )
             made.append(Choice(len(made), f"{key}-{len(made)}", prompt, _plan(wish, ask.min_tokens, seed, bounds)))
     return made

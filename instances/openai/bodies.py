@@ -22,7 +22,7 @@ class Rules:
     Attributes:
         chat_tokens: answer length where a chat request sets none.
         most_tokens: context length; prompt and answer must fit.
-        strict: refuse `stream_options` without `stream`, and `prompt_logprobs` with it.
+        strict: refuse `stream_options` without `stream`; know `prompt_logprobs`, which cannot be streamed (vLLM).
     """
 
     chat_tokens: int
@@ -42,7 +42,7 @@ def chat(body: Mapping[str, Any], rules: Rules) -> Ask:
     given = fields.integer("max_completion_tokens", 1)
     older = fields.integer("max_tokens", 1)
     limit = next((value for value in (given, older) if value is not None), None)
-    logprobs = Logprobs((top or 0) if wanted else None, fields.integer("prompt_logprobs", -1, _MOST_LOGPROBS))
+    logprobs = Logprobs((top or 0) if wanted else None, _prompt_logprobs(fields, rules))
     return _ask(fields, body, rules, ((Prompt(prompt, tokens.decode(prompt)),), limit, rules.chat_tokens, logprobs))
 
 
@@ -50,9 +50,7 @@ def completions(body: Mapping[str, Any], rules: Rules) -> Ask:
     """Read a completions body; raises Refused."""
     fields = Fields(body)
     prompts = _prompts(body.get("prompt"))
-    logprobs = Logprobs(
-        fields.integer("logprobs", 0, _MOST_LOGPROBS), fields.integer("prompt_logprobs", -1, _MOST_LOGPROBS)
-    )
+    logprobs = Logprobs(fields.integer("logprobs", 0, _MOST_LOGPROBS), _prompt_logprobs(fields, rules))
     return _ask(fields, body, rules, (prompts, fields.integer("max_tokens", 1), _COMPLETION_TOKENS, logprobs))
 
 
@@ -92,6 +90,10 @@ def _ask(
         echo=fields.boolean("echo"),
         logprobs=logprobs,
     )
+
+
+def _prompt_logprobs(fields: Fields, rules: Rules) -> int | None:
+    return fields.integer("prompt_logprobs", -1, _MOST_LOGPROBS) if rules.strict else None
 
 
 def _wish(fields: Fields, limit: int) -> Wish:

@@ -19,7 +19,13 @@ _FAILED = "Internal server error"
 
 
 class Work(Protocol):
-    """What an instance does with a request besides making tokens: where its KV comes from and where it goes."""
+    """What an instance does with a request besides making tokens: where its KV comes from and where it goes.
+
+    Attributes:
+        first_token_ready: whether the first token is there with the KV, or takes a decode step like the others.
+    """
+
+    first_token_ready: bool
 
     async def prepare(self) -> None:
         """Get the KV of every sequence in place; raises Refused."""

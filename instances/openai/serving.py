@@ -1,8 +1,6 @@
 """Running requests: header, KV, tokens, end; the same for both engines."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 
@@ -22,13 +20,11 @@ class Serving:
     Args:
         instance: the instance.
         meters: what is counted.
-        error_value: an error as the object that stands in an error event.
     """
 
-    def __init__(self, instance: Instance, meters: Meters, error_value: Callable[[Refused], Any]) -> None:
+    def __init__(self, instance: Instance, meters: Meters) -> None:
         self._instance = instance
         self._meters = meters
-        self._error_value = error_value
         self.live: set[Generation] = set()
         self.batch = Batch(instance.clockwork, instance.options.max_running, _nothing, lambda: None)
 
@@ -66,7 +62,7 @@ class Serving:
             if slow:
                 pace_s = generation.call.chosen.number("slow", 1)
                 self._instance.tasks.spawn(_alone(generation, sequence, pace_s), f"{self._instance.name} slow")
-            else:
+            elif not generation.call.work.first_token_ready or sequence.step():
                 self.batch.join(sequence)
         await generation.over.wait()
         if generation.failure is not None:
@@ -91,7 +87,7 @@ class Serving:
             await self._produce(generation)
         except Refused as refused:
             generation.failure = refused
-            outlet.event(call.writer.error(self._error_value(refused)))
+            outlet.event(call.writer.error(call.job, refused))
         if not generation.struck:
             if generation.failure is None:
                 for value in call.writer.closing(call.job):

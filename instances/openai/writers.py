@@ -1,9 +1,12 @@
 """Writing answers: `/v1/chat/completions` and `/v1/completions`."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from instances.openai import logprobs
 from instances.openai.ask import Choice, Job
+from instances.openai.refusal import Refused
 
 
 class Writer(Protocol):
@@ -21,8 +24,8 @@ class Writer(Protocol):
         """Events after the last token of the last sequence."""
         ...
 
-    def error(self, value: Any) -> Any:
-        """The event for an error; `value` is the engine's error object."""
+    def error(self, job: Job, refused: Refused) -> Any:
+        """The event for an error."""
         ...
 
     def empty(self, job: Job) -> Any:
@@ -34,18 +37,29 @@ class Writer(Protocol):
         ...
 
 
-class _OpenAi:
-    """What chat and completions share.
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Where the engines differ.
 
-    Args:
+    Attributes:
         finish_apart: whether the finish reason comes in an event of its own (SGLang) or with the last token (vLLM).
+        stop_key: the key that tells which stop text or token was met.
+        error: the error event.
     """
+
+    finish_apart: bool
+    stop_key: str
+    error: Callable[[Refused], Any]
+
+
+class _OpenAi:
+    """What chat and completions share."""
 
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, *, finish_apart: bool) -> None:
-        self._finish_apart = finish_apart
+    def __init__(self, style: Style) -> None:
+        self._style = style
 
     def _chunk(self, job: Job, choices: list[Any], *, usage: bool) -> dict[str, Any]:
         chunk = {
@@ -64,9 +78,9 @@ class _OpenAi:
         """The usage event, if it is asked for."""
         return [self._chunk(job, [], usage=True)] if job.ask.usage else []
 
-    def error(self, value: Any) -> Any:
-        """As it is."""
-        return value
+    def error(self, job: Job, refused: Refused) -> Any:  # noqa: ARG002 - the writers' interface
+        """The engine's error object."""
+        return self._style.error(refused)
 
     def empty(self, job: Job) -> Any:
         """An event without choices."""
@@ -97,7 +111,7 @@ class Chat(_OpenAi):
 
     def _event(self, job: Job, choice: Choice, delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
         value = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return self._one(job, {**value, "stop_reason": None} if finish else value)
+        return self._one(job, {**value, self._style.stop_key: None} if finish else value)
 
     def opening(self, job: Job, choice: Choice) -> list[Any]:
         """The event with a role and no content."""
@@ -106,14 +120,14 @@ class Chat(_OpenAi):
     def token(self, job: Job, choice: Choice) -> list[Any]:
         """Content; the finish reason with it or after it."""
         last = choice.is_last(choice.sent - 1)
-        with_it = last and not self._finish_apart
+        with_it = last and not self._style.finish_apart
         event = self._event(
             job, choice, {"content": choice.plan.texts[choice.sent - 1]}, choice.finish if with_it else None
         )
         top = job.ask.logprobs.answer
         if top is not None:
             event["choices"][0]["logprobs"] = logprobs.chat(choice, choice.sent - 1, choice.sent, top)
-        return [event, self._event(job, choice, {}, choice.finish)] if last and self._finish_apart else [event]
+        return [event, self._event(job, choice, {}, choice.finish)] if last and self._style.finish_apart else [event]
 
     def choice(self, job: Job, choice: Choice) -> dict[str, Any]:
         """Message and finish reason."""
@@ -123,7 +137,7 @@ class Chat(_OpenAi):
             "message": {"role": "assistant", "content": choice.text, "tool_calls": []},
             "logprobs": None if top is None else logprobs.chat(choice, 0, choice.sent, top),
             "finish_reason": choice.finish,
-            "stop_reason": None,
+            self._style.stop_key: None,
         }
 
     def whole(self, job: Job) -> Any:
@@ -140,8 +154,8 @@ class Completions(_OpenAi):
     kind = chunk_kind = "text_completion"
 
     def _event(self, job: Job, choice: Choice, text: str, finish: str | None) -> dict[str, Any]:
-        value = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
-        return self._one(job, value)
+        value = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": finish}
+        return self._one(job, {**value, self._style.stop_key: None})
 
     def opening(self, job: Job, choice: Choice) -> list[Any]:
         """The prompt, if it is to be echoed."""
@@ -157,14 +171,14 @@ class Completions(_OpenAi):
     def token(self, job: Job, choice: Choice) -> list[Any]:
         """Text; the finish reason with it or after it."""
         last = choice.is_last(choice.sent - 1)
-        with_it = last and not self._finish_apart
+        with_it = last and not self._style.finish_apart
         event = self._event(job, choice, choice.plan.texts[choice.sent - 1], choice.finish if with_it else None)
         top = job.ask.logprobs.answer
         if top is not None:
             before = len(choice.prompt.text) * job.ask.echo + len("".join(choice.plan.texts[: choice.sent - 1]))
             ids = choice.plan.tokens[choice.sent - 1 : choice.sent]
             event["choices"][0]["logprobs"] = logprobs.completion(ids, top, before)
-        return [event, self._event(job, choice, "", choice.finish)] if last and self._finish_apart else [event]
+        return [event, self._event(job, choice, "", choice.finish)] if last and self._style.finish_apart else [event]
 
     def choice(self, job: Job, choice: Choice) -> dict[str, Any]:
         """Text and finish reason."""
@@ -174,7 +188,7 @@ class Completions(_OpenAi):
             "text": (choice.prompt.text if echo else "") + choice.text,
             "logprobs": None,
             "finish_reason": choice.finish,
-            "stop_reason": None,
+            self._style.stop_key: None,
         }
         if top is not None:
             ids = (*(choice.prompt.tokens if echo else ()), *choice.plan.tokens[: choice.sent])

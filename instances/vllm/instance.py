@@ -16,7 +16,7 @@ from instances.openai.generation import Call
 from instances.openai.meters import Meters
 from instances.openai.refusal import Refused, answer, invalid, read_object
 from instances.openai.serving import Serving
-from instances.openai.writers import Chat, Completions
+from instances.openai.writers import Chat, Completions, Style
 from instances.server import Instance
 from instances.vllm import pages
 from instances.vllm.handoffs import Handoffs
@@ -27,6 +27,7 @@ from instances.vllm.settings import MENU, Settings
 from instances.vllm.work import Local, Prefilling, Reading
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_STYLE = Style(finish_apart=False, stop_key="stop_reason", error=error_value)
 
 
 class VllmEngine:
@@ -42,7 +43,7 @@ class VllmEngine:
         self.side_channel_port = 0
         self.meters = Meters()
         self.transfer_s = transfer_histogram()
-        self.serving = Serving(instance, self.meters, error_value)
+        self.serving = Serving(instance, self.meters)
         self.handoffs = Handoffs(self)
         self.load_failures: Counter[str] = Counter()
         self.recomputed_locally = self.wrong_kv = self.wrong_role = 0
@@ -140,7 +141,7 @@ class VllmEngine:
             raise invalid(f"Request id {request_id} already running.")
         job = self._job(("chatcmpl-" if is_chat else "cmpl-") + request_id, ask)
         work = self._work(job, params, request_id, request.get(CHOSEN, Chosen()))
-        writer = (Chat if is_chat else Completions)(finish_apart=False)
+        writer = (Chat if is_chat else Completions)(_STYLE)
         self._live_ids[request_id] += 1
         try:
             return await self.serving.run(request, Call(job, writer, work, request.get(CHOSEN, Chosen())))

@@ -22,6 +22,7 @@ class Local:
     """KV is computed here and given back at the end: an ordinary engine."""
 
     kind = "local"
+    first_token_ready = True
 
     def __init__(self, engine: "VllmEngine", job: Job) -> None:
         self.engine = engine
@@ -113,6 +114,7 @@ class Reading(Local):
     """A request with `do_remote_prefill`: its KV is read from prefill, for each sequence anew."""
 
     kind = "decode"
+    first_token_ready = False  # the last prompt token is computed again to get it
 
     def __init__(self, engine: "VllmEngine", job: Job, params: dict[str, Any], request_id: str, chosen: Chosen) -> None:
         super().__init__(engine, job)

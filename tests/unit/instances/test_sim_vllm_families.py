@@ -1,5 +1,6 @@
 """What a simulated vLLM instance answers by itself, and what it refuses."""
 
+import asyncio
 import json
 
 import pytest
@@ -214,8 +215,6 @@ async def test_requests_wait_for_blocks_in_order_of_arrival():
     slow = Timing(decode_ms=1)
     async with ordinary(blocks=2, block_tokens=64, timing=slow) as fleet:
         hybrid = fleet.hybrid[0]
-        import asyncio
-
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(post(hybrid, CHAT, chat("[[length:20]]", max_tokens=30))) for _ in range(6)]
         assert {task.result().status for task in tasks} == {200}

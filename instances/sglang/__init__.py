@@ -1,0 +1,1 @@
+"""Simulated SGLang instances with the bootstrap protocol."""
