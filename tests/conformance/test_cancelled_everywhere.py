@@ -8,18 +8,15 @@ through to its end.
 import asyncio
 
 import pytest
+from client_side import Client
+from engine_adapters import ADAPTERS, Script, words_of
+from engine_world import BY_NAME, GUARD_S, chat, held, request, turns, until
 
-pytest.register_assert_rewrite("engine_adapters", "engine_world", "fake_instances", "client_side")
-
-from client_side import Client  # noqa: E402
-from engine_adapters import ADAPTERS, Script, words_of  # noqa: E402
-from engine_world import BY_NAME, GUARD_S, chat, held, request, turns, until  # noqa: E402
-
-from coordinator.core.errors import DeadlineExceeded, Draining, EngineFailed  # noqa: E402
-from coordinator.core.view import ClusterView  # noqa: E402
-from coordinator.dispatch import Dispatcher, DispatchLimits  # noqa: E402
-from coordinator.observability.access import RequestRecord  # noqa: E402
-from coordinator.relay import Relay  # noqa: E402
+from coordinator.core.errors import DeadlineExceeded, Draining, EngineFailed
+from coordinator.core.view import ClusterView
+from coordinator.dispatch import Dispatcher, DispatchLimits
+from coordinator.observability.access import RequestRecord
+from coordinator.relay import Relay
 
 MOST_WAITS = 60
 each = pytest.mark.parametrize("adapter", ADAPTERS, ids=[adapter.name for adapter in ADAPTERS])

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.register_assert_rewrite("engine_kit", "engine_adapters", "engine_world", "fake_instances")
+pytest.register_assert_rewrite("engine_kit")
 
 from engine_adapters import ADAPTERS  # noqa: E402
 from engine_kit import EngineKit  # noqa: E402

@@ -4,23 +4,20 @@ import asyncio
 import json
 
 import pytest
+from client_side import Client
+from engine_world import BY_NAME, CHAT, GUARD_S, Watcher, context, held, instance, request, scheduler, until
 
-pytest.register_assert_rewrite("engine_world", "client_side")
-
-from client_side import Client  # noqa: E402
-from engine_world import BY_NAME, CHAT, GUARD_S, Watcher, context, held, instance, request, scheduler, until  # noqa: E402
-
-from coordinator.core.errors import EngineFailed, RequestError  # noqa: E402
-from coordinator.core.instance import Address  # noqa: E402
-from coordinator.core.view import ClusterView  # noqa: E402
-from coordinator.dispatch import Dispatcher, DispatchLimits  # noqa: E402
-from coordinator.engines.mindie import MindieEngine  # noqa: E402
-from coordinator.engines.mindie import engine as engine_module  # noqa: E402
-from coordinator.observability.access import RequestRecord  # noqa: E402
-from coordinator.relay import Relay  # noqa: E402
-from instances.options import Options  # noqa: E402
-from instances.run import Fleet  # noqa: E402
-from instances.timing import Timing  # noqa: E402
+from coordinator.core.errors import EngineFailed, RequestError
+from coordinator.core.instance import Address
+from coordinator.core.view import ClusterView
+from coordinator.dispatch import Dispatcher, DispatchLimits
+from coordinator.engines.mindie import MindieEngine
+from coordinator.engines.mindie import engine as engine_module
+from coordinator.observability.access import RequestRecord
+from coordinator.relay import Relay
+from instances.options import Options
+from instances.run import Fleet
+from instances.timing import Timing
 
 FAMILIES = {
     "openai": (CHAT, lambda text, n: {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": n}),
