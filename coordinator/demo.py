@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ READY_S = 30.0
 STOP_S = 3.0
 PROMPT = "Why does it help to compute the prompt on one instance and the answer on another?"
 SHOWN_TOKENS = 48
+FIRST_TOKEN_FROM_PREFILL = ("mindie",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,17 @@ class Options:
     decode: int
     port: int
     once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A simulated instance; `keys`: what its entry in the configuration needs besides the URL."""
+
+    name: str
+    role: str
+    port: int
+    pid: int
+    keys: dict[str, int]
 
 
 class DemoError(Exception):
@@ -65,7 +78,7 @@ async def _run(options: Options, logs: Logs) -> int:
         app = await _start_coordinator(options, instances, logs, stack)
         await _until_ready(app, stop)
         _introduce(options, instances, app)
-        await _show_request(app)
+        await _show_request(options, app)
         if options.once or stop.is_set():
             return 0
         _offer(app)
@@ -77,8 +90,8 @@ async def _run(options: Options, logs: Logs) -> int:
 # --- the parts
 
 
-async def _start_instances(options: Options, stack: contextlib.AsyncExitStack) -> list[tuple[str, str, int, int]]:
-    """Start one process per instance: (id, role, port, process id) of each."""
+async def _start_instances(options: Options, stack: contextlib.AsyncExitStack) -> list[Started]:
+    """Start one process per instance."""
     wanted = [(f"p{i}", "prefill") for i in range(options.prefill)] + [
         (f"d{i}", "decode") for i in range(options.decode)
     ]
@@ -87,10 +100,26 @@ async def _start_instances(options: Options, stack: contextlib.AsyncExitStack) -
     started = await asyncio.gather(*(_start_instance(options.engine, role) for _, role in wanted))
     for process, _ in started:
         stack.push_async_callback(_end, process)
-    return [(name, role, port, process.pid) for (name, role), (process, port) in zip(wanted, started, strict=True)]
+    return [
+        Started(name, role, _port(line), process.pid, _keys(line))
+        for (name, role), (process, line) in zip(wanted, started, strict=True)
+    ]
 
 
-async def _start_instance(engine: str, role: str) -> tuple[asyncio.subprocess.Process, int]:
+def _port(line: str) -> int:
+    """The port that an instance says it listens on; 0 if it does not say."""
+    port = line.rpartition(":")[2].strip()
+    return int(port) if port.isdigit() else 0
+
+
+def _keys(line: str) -> dict[str, int]:
+    """What a coordinator must be told besides the URL."""
+    port = re.search(r"bootstrap port (\d+)", line)
+    return {"bootstrap_port": int(port.group(1))} if port else {}
+
+
+async def _start_instance(engine: str, role: str) -> tuple[asyncio.subprocess.Process, str]:
+    """The process, and the line in which it says where it is."""
     command = [sys.executable, "-m", "coordinator", "instance", "--engine", engine, "--role", role]
     process = await asyncio.create_subprocess_exec(
         *command, "--port", "0", "--model", MODEL, "--decode-ms", "25", "--prefill-ms", "60",
@@ -102,12 +131,11 @@ async def _start_instance(engine: str, role: str) -> tuple[asyncio.subprocess.Pr
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             line = await process.stdout.readline()
-    port = line.decode().rpartition(":")[2].strip()
-    if not port.isdigit():
+    if not _port(line.decode()):
         said = (await process.stderr.read(2000)).decode("utf-8", "replace").strip() if not line else line.decode()
         await _end(process)
         raise DemoError(f"the simulated {role} instance did not start: {said.splitlines()[-1] if said else 'no word'}")
-    return process, int(port)
+    return process, line.decode()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -122,9 +150,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _start_coordinator(
-    options: Options, instances: Sequence[tuple[str, str, int, int]], logs: Logs, stack: contextlib.AsyncExitStack
+    options: Options, instances: Sequence[Started], logs: Logs, stack: contextlib.AsyncExitStack
 ) -> App:
-    entries = [{"id": name, "role": role, "url": f"http://{HOST}:{port}"} for name, role, port, _ in instances]
+    entries = [{"id": one.name, "role": one.role, "url": f"http://{HOST}:{one.port}", **one.keys} for one in instances]
     document = {
         "server": {
             "port": options.port,
@@ -159,14 +187,15 @@ async def _until_ready(app: App, stop: asyncio.Event) -> None:
 # --- what is shown
 
 
-def _introduce(options: Options, instances: Sequence[tuple[str, str, int, int]], app: App) -> None:
+def _introduce(options: Options, instances: Sequence[Started], app: App) -> None:
     print(f"A simulated {options.engine} cluster, {options.prefill} prefill and {options.decode} decode instances:\n")
-    for name, role, port, pid in instances:
-        print(f"  {name}  {role:<8} http://{HOST}:{port}  (process {pid}: kill it and watch the others take over)")
+    for one in instances:
+        where = f"{one.name}  {one.role:<8} http://{HOST}:{one.port}"
+        print(f"  {where}  (process {one.pid}: kill it and watch the others take over)")
     print(f"\nThe coordinator serves on http://{HOST}:{app.server.port}.\n\n> {PROMPT}\n")
 
 
-async def _show_request(app: App) -> None:
+async def _show_request(options: Options, app: App) -> None:
     """Send one streamed chat request through the front door and print it as it arrives."""
     body = {
         "model": MODEL,
@@ -188,7 +217,7 @@ async def _show_request(app: App) -> None:
         raise DemoError("the request was not answered") from error
     finally:
         await client.aclose()
-    print(f"\n\n{printer.summary()}")
+    print(f"\n\n{printer.summary(options.engine in FIRST_TOKEN_FROM_PREFILL)}")
 
 
 class _Printer:
@@ -225,7 +254,7 @@ class _Printer:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def summary(self) -> str:
+    def summary(self, first_from_prefill: bool) -> str:  # noqa: FBT001  # says what it is where it is called
         """One line on where the answer came from and how fast."""
         if not self._times_s:
             return f"no token came (status {self._status})"
@@ -233,6 +262,11 @@ class _Printer:
         gaps = len(self._times_s) - 1
         itl_ms = (self._times_s[-1] - self._times_s[0]) / gaps * 1000 if gaps else math.nan
         prefill, decode = (self._route.get(name, b"?").decode() for name in (b"x-pd-prefill", b"x-pd-decode"))
+        if not first_from_prefill:
+            return (
+                f"{len(self._times_s)} tokens from decode {decode}, the prompt computed on prefill {prefill}: "
+                f"the first one after {ttft_ms:.0f} ms, then {itl_ms:.0f} ms apart."
+            )
         return (
             f"{len(self._times_s)} tokens: the first one from prefill {prefill} after {ttft_ms:.0f} ms, "
             f"the others from decode {decode}, {itl_ms:.0f} ms apart."
