@@ -90,6 +90,20 @@ class TestRetry:
         failures = world.metrics.engine_failures
         assert count(failures, first[guilty], "prefill" if guilty == 0 else "decode", world.cluster.charged[0][1]) == 1
 
+    async def test_the_scheduler_is_told_of_the_guilty_ones_alone(self):
+        world = World(fails(prefill_fails), fails(decode_fails), good)
+        told = []
+        place = world.scheduler.place
+
+        async def note(asked, avoid=frozenset()):
+            told.append(set(avoid))
+            return await place(asked, avoid)
+
+        world.scheduler.place = note
+        assert (await world.run()).error is None
+        first, second = world.pairs[0][0], world.pairs[1][1]
+        assert told == [set(), {first}, {first, second}]
+
     async def test_each_failed_one_is_avoided_from_then_on(self):
         world = World(fails(prefill_fails), fails(prefill_fails), good, prefills=3)
         assert (await world.run()).error is None
@@ -322,6 +336,20 @@ class TestWaiting:
         lease.end()
         assert held(world.scheduler) == {}
         assert world.engine.attempts == []
+
+    async def test_leaving_just_when_a_place_is_free(self):
+        """The lease that came at the same moment is given back."""
+        world = World(good, instances=[instance("p0"), full("d0")])
+        lease = world.scheduler.try_place(request())
+        started = world.start()
+        await turns()
+        lease.end()
+        assert held(world.scheduler) != {}  # it has the place, and does not know it yet
+        started.task.cancel()
+        assert await ended(started.task) == "cancelled"
+        assert held(world.scheduler) == {}
+        assert world.engine.attempts == []
+        assert (await world.run()).error is None
 
     async def test_the_first_wait_alone_is_the_requests_queue_time(self):
         world = World(fails(prefill_fails), good)
