@@ -75,6 +75,11 @@ class App:
         self.scheduler.on_idle = self.cluster.idle
         self.cluster.subscribe(self.scheduler.on_view)
 
+    @property
+    def port(self) -> int:
+        """The data port."""
+        return self.server.port
+
     async def start(self) -> None:
         """Listen and begin to look after the instances.
 

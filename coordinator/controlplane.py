@@ -90,7 +90,7 @@ class ControlPlane:
         self.settings = settings
         self._path = path
         self._metrics = metrics
-        self._work = work
+        self.work = work
         self.traffic = Traffic()
         self.cluster = Cluster(
             engines,
@@ -115,18 +115,18 @@ class ControlPlane:
 
     def _declare_gauges(self) -> None:
         add = self._metrics.add_gauge
-        add("requests_in_flight", lambda: [((), self._work.live())])
-        add("requests_queued", lambda: [((), self._work.queued())])
+        add("requests_in_flight", lambda: [((), self.work.live())])
+        add("requests_queued", lambda: [((), self.work.queued())])
         add("instance_in_flight", self._read_loads)
         add("instance_up", self._read_states)
         add("kv_pinned_requests", self._read_pinned)
 
     def _read_loads(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        for load in self._work.loads():
+        for load in self.work.loads():
             yield (load.instance.id, load.instance.role), load.requests + load.pinned
 
     def _read_pinned(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        for load in self._work.loads():
+        for load in self.work.loads():
             if load.instance.role is Role.PREFILL:
                 yield (load.instance.id,), load.pinned
 

@@ -15,6 +15,7 @@ from coordinator.app import App
 from coordinator.config import Settings
 from coordinator.observability.logs import Logs, configure
 from coordinator.parts import DISTRIBUTION, load_settings
+from coordinator.workers.supervisor import Supervisor
 
 LOG = logging.getLogger("pd_coordinator")
 FILES_FOR_OURSELVES = 64
@@ -40,7 +41,12 @@ def serve(path: Path) -> int:
 
 
 async def _serve(settings: Settings, path: Path, logs: Logs) -> int:
-    app = App(settings, logs.access, max_connections=connections_for(settings), path=path)
+    connections = connections_for(settings)
+    app: App | Supervisor
+    if settings.server.workers > 1:
+        app = Supervisor(settings, max_connections=connections, path=path)
+    else:
+        app = App(settings, logs.access, max_connections=connections, path=path)
     stop = asyncio.Event()
     hurry = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -58,11 +64,11 @@ async def _serve(settings: Settings, path: Path, logs: Logs) -> int:
         return FAILED
     _greet(settings, app)
     await stop.wait()
-    LOG.info("draining: no new requests, %d live ones may end", app.dispatcher.live)
+    LOG.info("draining: no new requests, %d live ones may end", app.control.work.live())
     return await _leave(app, hurry)
 
 
-async def _leave(app: App, hurry: asyncio.Event) -> int:
+async def _leave(app: App | Supervisor, hurry: asyncio.Event) -> int:
     """Drain and close; a second signal cuts that short."""
     leaving = asyncio.create_task(_drain_and_close(app), name="leave")
     hurrying = asyncio.create_task(hurry.wait(), name="second signal")
@@ -80,19 +86,19 @@ async def _leave(app: App, hurry: asyncio.Event) -> int:
     return 0 if done else HURRIED
 
 
-async def _drain_and_close(app: App) -> None:
+async def _drain_and_close(app: App | Supervisor) -> None:
     await app.drain()
     await app.aclose()
 
 
-def _greet(settings: Settings, app: App) -> None:
+def _greet(settings: Settings, app: App | Supervisor) -> None:
     server = settings.server
     host, port = app.management.addresses["management"]
     LOG.info(
         "pd-coordinator %s serves on %s port %d, management on %s port %d, %d instances of %s",
         version(DISTRIBUTION),
         server.host,
-        app.server.port,
+        app.port,
         host,
         port,
         len(settings.cluster.instances),

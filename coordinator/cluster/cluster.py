@@ -199,6 +199,10 @@ class Cluster:
             sentence += list_reasons((m.instance.id, m.state, m.reason) for m in self._roster.current.values())
         return found, sentence
 
+    def known(self) -> tuple[Instance, ...]:
+        """Every instance that requests may still run on, the leaving ones included."""
+        return tuple(member.instance for member in self._roster.all())
+
     def describe(self) -> list[dict[str, object]]:
         """One row for each instance, the draining ones included. `since_s`: seconds in its state."""
         now_s = self._clock()

@@ -72,20 +72,28 @@ class FrontDoor:
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is; cancelled when its client leaves."""
-        family = self._table.family_of(exchange.path)
+        if exchange.refusal is not None:
+            self._refuse(exchange, exchange.refusal)
+            return
         try:
-            if exchange.refusal is not None:
-                raise exchange.refusal
             match = self._table.match(exchange.method, exchange.path)
-        except RequestError as error:
-            if isinstance(error, UnknownPath | WrongMethod):
-                self._metrics.unrouted.labels(error.code).inc()
+        except (UnknownPath, WrongMethod) as error:
+            self._metrics.unrouted.labels(error.code).inc()
+            family = self._table.family_of(exchange.path)
             self._relay(exchange, family, self._record(exchange, family)).fail(error)
             return
         if match.operation in ("infer", "tokenize"):
             await self._engine_call(exchange, match)
         else:
             self._answer_self(exchange, match)
+
+    def _refuse(self, exchange: Exchange, error: RequestError) -> None:
+        """Answer what the server has found wrong before any family could read it."""
+        family = self._table.family_of(exchange.path)
+        record = self._record(exchange, family)
+        record.failed(error)
+        self._relay(exchange, family, record).fail(error)
+        self._account(exchange, family, record)
 
     # --- calls that go to an engine
 

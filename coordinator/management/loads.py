@@ -51,10 +51,10 @@ class Traffic:
     _output_tokens: int = 0
     _lengths: tuple[int, int] = (0, 0)
 
-    def note(self, prompt_bytes: int, output_tokens: int) -> None:
-        """Count one request."""
-        self._arrivals += 1
-        self._requests += 1
+    def note(self, prompt_bytes: int, output_tokens: int, count: int = 1) -> None:
+        """Count a request, or several with their sums."""
+        self._arrivals += count
+        self._requests += count
         self._prompt_bytes += prompt_bytes
         self._output_tokens += output_tokens
 

@@ -1,6 +1,7 @@
 """Decides where each request runs and keeps account of it: filter, rank, pick, lease; a bounded line for the rest."""
 
+from .board import LoadBoard, SharedLoads, size_bytes
 from .lease import Lease
 from .scheduler import Scheduler
 
-__all__ = ["Lease", "Scheduler"]
+__all__ = ["Lease", "LoadBoard", "Scheduler", "SharedLoads", "size_bytes"]

@@ -1,8 +1,12 @@
 """Loads of several processes in shared memory: each writes its own row and reads the sums of the others'."""
 
+import math
 import mmap
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .load import Load
 
 WORD_BYTES = 8
 HEADER_WORDS = 4
@@ -130,3 +134,41 @@ def size_bytes(rows: int, slots: int) -> int:
     """Bytes of the whole table, in whole pages."""
     size = rows * row_words(slots) * WORD_BYTES
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class SharedLoads:
+    """Keeps a scheduler's loads and the board in step.
+
+    Attributes:
+        interval_s: how old the other processes' figures may be when a request is placed.
+    """
+
+    def __init__(self, board: LoadBoard) -> None:
+        self.interval_s = 0.002
+        self._board = board
+        self._slots: dict[object, int] = {}
+        self._read_s = -math.inf
+
+    def assign(self, slots: Mapping[object, int]) -> None:
+        """Take over where instances stand, by their keys."""
+        self._slots = dict(slots)
+
+    def place(self, load: "Load") -> None:
+        """Give a load its place and write it there."""
+        load.slot = self._slots.get(load.instance.key)
+        self.publish(load)
+
+    def publish(self, load: "Load") -> None:
+        """Write what this process has on an instance."""
+        if load.slot is not None:
+            self._board.write(load.slot, load.own)
+
+    def refresh(self, loads: Iterable["Load"], now_s: float) -> list["Load"]:
+        """Read what the others have, unless that was done just now; returns the loads that have changed."""
+        if now_s - self._read_s < self.interval_s:
+            return []
+        self._read_s = now_s
+        if not self._board.changed():
+            return []
+        board = self._board
+        return [load for load in loads if load.slot is not None and load.take_others(board.others(load.slot))]

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.instance import Instance
 
+from .board import NOTHING, Figures
+
 if TYPE_CHECKING:
     from .ranking import Seat
 
@@ -11,10 +13,11 @@ if TYPE_CHECKING:
 class Load:
     """What the coordinator has put on one instance; outlives views for as long as anything is on it.
 
-    Only shares and leases change the numbers. Policies read them as a `LoadView`, which says what they mean.
+    Only shares and leases change the numbers, and the board with what other processes have there. Policies read them as
+    a `LoadView`, which says what they mean.
     """
 
-    __slots__ = ("blocks", "instance", "lengths", "picked", "pinned", "requests", "seat", "tokens")
+    __slots__ = ("blocks", "instance", "lengths", "others", "picked", "pinned", "requests", "seat", "slot", "tokens")
 
     def __init__(self, instance: Instance, picked: int) -> None:
         self.instance = instance
@@ -24,8 +27,30 @@ class Load:
         self.tokens = 0
         self.pinned = 0
         self.lengths: dict[int, int] = {}
+        self.slot: int | None = None
+        """Where it stands on the board that processes share; None: it is on none."""
+        self.others = NOTHING
+        """What of its numbers is the other processes'."""
         self.seat: Seat | None = None
         """Its place among those that can be chosen; None while the instance is not in the view."""
+
+    @property
+    def own(self) -> Figures:
+        """What of its numbers is this process's own."""
+        requests, blocks, tokens, pinned = self.others
+        return Figures(self.requests - requests, self.blocks - blocks, self.tokens - tokens, self.pinned - pinned)
+
+    def take_others(self, others: Figures) -> bool:
+        """Exchange what the other processes have here. Returns whether that is a change."""
+        was = self.others
+        if others == was:
+            return False
+        self.requests += others.requests - was.requests
+        self.blocks += others.blocks - was.blocks
+        self.tokens += others.tokens - was.tokens
+        self.pinned += others.pinned - was.pinned
+        self.others = others
+        return True
 
     @property
     def in_flight(self) -> int:

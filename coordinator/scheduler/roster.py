@@ -60,7 +60,7 @@ class Roster:
 
     def forget(self, load: Load) -> bool:
         """Drop a load that nothing is on and whose instance has left. Returns whether that was so."""
-        if load.seat is not None or load.in_flight:
+        if load.seat is not None or load.own.requests or load.own.pinned:
             return False
         del self.loads[load.instance.key]
         return True

@@ -9,6 +9,7 @@ from coordinator.core.request import Request
 from coordinator.core.view import ClusterView
 from coordinator.policies import LoadView, Policies
 
+from .board import SharedLoads
 from .lease import Lease
 from .load import Load, Share
 from .pool import Fallback
@@ -53,6 +54,7 @@ class Scheduler:
         self._clock = clock
         self._roster = Roster(policies)
         self._leases: set[Lease] = set()
+        self._shared: SharedLoads | None = None
         self._line = WaitingLine(
             max_queue,
             weight=self._weight,
@@ -60,11 +62,18 @@ class Scheduler:
             seek=self.try_place,
         )
 
+    def share(self, shared: SharedLoads) -> None:
+        """Keep loads in step with those of other processes. Call it before the first view."""
+        self._shared = shared
+
     # --- the cluster's side
 
     def on_view(self, view: ClusterView) -> None:
         """Choose from this view from here on; waiting requests are looked at again."""
         self._roster.update(view)
+        if self._shared is not None:
+            for load in self._roster.loads.values():
+                self._shared.place(load)
         self._line.regroup()
 
     def can_serve(self, model: str | None = None) -> bool:
@@ -114,6 +123,8 @@ class Scheduler:
 
     def try_place(self, request: Request, avoid: frozenset[str] = NOBODY) -> Lease | None:
         """Place a request at once; None if every instance that could serve it is full. Raises NoInstance."""
+        if self._shared is not None:
+            self._catch_up(self._shared)
         model = request.ask.model
         search = Search(self._roster.pricing, self._fallback, request)
         found, exists = search.best(self._roster.pools(model), avoid)
@@ -122,6 +133,20 @@ class Scheduler:
         if exists:
             return None
         raise NoInstance("no instances are available for this request", detail=f"model {model!r}")
+
+    def look_around(self) -> None:
+        """Take in what other processes have given back, for the sake of requests that wait here."""
+        if self._shared is not None:
+            self._catch_up(self._shared)
+
+    def _catch_up(self, shared: SharedLoads) -> None:
+        """Rank anew what other processes have changed."""
+        freed = False
+        for load in shared.refresh(self._roster.loads.values(), self._clock()):
+            if load.seat is not None:
+                freed |= load.seat.refresh()
+        if freed:
+            self._line.serve()
 
     def _lease(self, found: Found, request: Request) -> Lease:
         prefill = None if found.cell is None else self._share(found.prefill, request)
@@ -136,6 +161,8 @@ class Scheduler:
         tokens = accounting.tokens(request.ask)
         share = Share(seat.load, tokens, accounting.blocks(tokens, seat.instance.capacity.block_tokens))
         self._picked(seat)
+        if self._shared is not None:
+            self._shared.publish(seat.load)
         seat.pricing.chosen(seat.instance, request)
         return share
 
@@ -154,6 +181,8 @@ class Scheduler:
 
     def settle(self, load: Load) -> None:
         """See `lease.Keeper`."""
+        if self._shared is not None:
+            self._shared.publish(load)
         if load.seat is not None:
             if load.seat.refresh():
                 self._line.serve()

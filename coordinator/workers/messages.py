@@ -1,12 +1,8 @@
 """What supervisor and workers say to each other."""
 
-from collections.abc import Mapping
-
 import msgspec
 
 from coordinator.core.instance import Instance
-
-Cells = Mapping[tuple[str, ...], list[float]]
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -27,12 +23,16 @@ class Start(_Message):
 
 
 class View(_Message):
-    """The cluster as it is. `slots` says where on the board an instance's load stands, by position in the lists."""
+    """The cluster as it is.
+
+    `members`: every instance that requests may run on, with its slot on the board. `ready` and `suspect`: positions in
+    that list. `names`, `any_name`, `pair`, `why`: what `Members` answers.
+    """
 
     version: int
-    ready: list[Instance]
-    suspect: list[Instance]
-    slots: list[int]
+    members: list[tuple[Instance, int]]
+    ready: list[int]
+    suspect: list[int]
     names: list[str]
     any_name: bool
     pair: bool

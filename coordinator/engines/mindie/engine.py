@@ -4,8 +4,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-import msgspec
-
 from coordinator.config.errors import OptionError
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance, Role
@@ -21,6 +19,7 @@ from coordinator.engines.mindie.stops import Stops
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.transport.scope import Scope
+from coordinator.wire.models import first_model
 
 RESENDS = 6  # protocol page §8.3: max_retry + 1 with its default of 5
 RESEND_PAUSE_S = 1.0
@@ -96,7 +95,7 @@ class MindieEngine:
             raise failed(instance, error) from error
         if reply.status >= 500:
             raise refusal(instance, reply.status, reply.headers, b"")
-        name = _first_model(reply.body) if reply.status == 200 else None
+        name = first_model(reply.body) if reply.status == 200 else None
         if name is not None:
             self._learn(instance, name)
             if self._office is not None:
@@ -283,20 +282,3 @@ def _answered(box: Mailbox) -> bool:
 def _unsent(error: BaseException) -> bool:
     """Whether no instance has seen the request."""
     return isinstance(error, EngineFailed) and error.connecting
-
-
-def _first_model(body: bytes) -> str | None:
-    """`data[0].id` of an OpenAI model list, or None for anything else."""
-    try:
-        names = msgspec.json.decode(body, type=_ModelList).data
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return names[0].id if names else None
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_Model]
