@@ -81,7 +81,7 @@ async def _run(options: Options, logs: Logs) -> int:
         await _show_request(options, app)
         if options.once or stop.is_set():
             return 0
-        _offer(app)
+        _offer(options, app)
         await stop.wait()
         print("\nstopping")
     return 0
@@ -273,19 +273,27 @@ class _Printer:
         )
 
 
-def _offer(app: App) -> None:
+def _offer(options: Options, app: App) -> None:
     url, port = f"http://{HOST}:{app.server.port}", app.management.addresses["management"][1]
-    lines = (
+    lines = [
         ("OpenAI chat", f"curl -N {url}/v1/chat/completions -d "
          f"'{{\"model\":\"{MODEL}\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'"),
         ("OpenAI completions", f"curl {url}/v1/completions -d '{{\"model\":\"{MODEL}\",\"prompt\":\"Hello\"}}'"),
-        ("TGI", f"curl -N {url}/generate_stream -d '{{\"inputs\":\"Hello\"}}'"),
-        ("vLLM", f"curl {url}/generate -d '{{\"prompt\":\"Hello\"}}'"),
-        ("Triton", f"curl {url}/v2/models/{MODEL}/generate -d '{{\"text_input\":\"Hello\"}}'"),
-        ("MindIE", f"curl {url}/infer -d '{{\"inputs\":\"Hello\",\"stream\":false}}'"),
+    ]  # fmt: skip
+    native = {
+        "sglang": [("SGLang", f'curl {url}/generate -d \'{{"text":"Hello"}}\'')],
+        "mindie": [
+            ("TGI", f'curl -N {url}/generate_stream -d \'{{"inputs":"Hello"}}\''),
+            ("vLLM", f'curl {url}/generate -d \'{{"prompt":"Hello"}}\''),
+            ("Triton", f'curl {url}/v2/models/{MODEL}/generate -d \'{{"text_input":"Hello"}}\''),
+            ("MindIE", f'curl {url}/infer -d \'{{"inputs":"Hello","stream":false}}\''),
+        ],
+    }
+    lines += native.get(options.engine, [])
+    lines += [
         ("instances", f"curl http://{HOST}:{port}/v1/instances"),
         ("metrics", f"curl http://{HOST}:{port}/metrics"),
-    )  # fmt: skip
+    ]
     print("\nTry it yourself:\n")
     for what, line in lines:
         print(f"  # {what}\n  {line}\n")
