@@ -85,7 +85,7 @@ class UsageEditor:
             self._held = b""
         if not data.endswith(_ENDS):
             data = self._hold_rest(data)
-        if b'"usage"' not in data or _LAST_USAGE.search(data) is None:
+        if data.find(b'"usage"') < 0 or _LAST_USAGE.search(data) is None:
             return data
         return b"".join(map(self._edited, _split(data)))
 

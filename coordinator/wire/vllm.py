@@ -152,6 +152,9 @@ def read_prefill(body: bytes) -> Prefilled:
     if given(answer.error):
         raise EngineSaid(bytes(answer.error).decode("utf-8", "replace"))
     params = answer.kv_transfer_params if object_fields(answer.kv_transfer_params) else None
+    cached = _cached_tokens(answer.usage) if b"cached_tokens" in body else None
+    if params is not None and b'"prompt_logprobs"' not in body:
+        return Prefilled(params, cached_tokens=cached)
     choice = _first_choice(answer.choices)
     if choice is None and params is None:
         raise ValueError("the answer has no choices")
@@ -160,7 +163,7 @@ def read_prefill(body: bytes) -> Prefilled:
     return Prefilled(
         params=params,
         ended=text(choice.get("finish_reason")) == "stop",
-        cached_tokens=_cached_tokens(answer.usage),
+        cached_tokens=cached,
         prompt_logprobs=(whole if given(whole) else None, of_choice if given(of_choice) else None),
     )
 

@@ -54,25 +54,32 @@ class Farewells:
 class WholeCall:
     """One POST of which it is known, also after a cancellation, whether it went out and what came back.
 
+    It is the sink of its own reply: a cancellation reaches the waiting task a turn of the loop later, and a reply that
+    comes in between is kept.
+
     Args:
         farewells: parts with the connection where we leave before there is a reply; None: it is closed at once.
-
-    Attributes:
-        left: the request went out, and we left before there was a reply or failure.
     """
 
-    __slots__ = ("_farewells", "_future", "left")
+    __slots__ = ("_collector", "_farewells", "_future", "_waiter")
 
     def __init__(self, farewells: Farewells | None = None) -> None:
+        loop = asyncio.get_running_loop()
         self._farewells = farewells
-        self._future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.left = False
+        self._future: asyncio.Future[Reply] = loop.create_future()
+        self._waiter: asyncio.Future[None] = loop.create_future()
+        self._collector = Collector(self._future, MAX_REPLY_BYTES, MAX_ERROR_BYTES)
 
     @property
     def reply(self) -> Reply | None:
         """The reply, if it has come, be it in the moment of the cancellation."""
         future = self._future
         return future.result() if future.done() and future.exception() is None else None
+
+    @property
+    def left(self) -> bool:
+        """Whether the request went out, and we left before there was a reply or failure."""
+        return self._waiter.cancelled() and not self._future.done()
 
     async def run(self, client: HttpClient, instance: Instance, target: str, headers: Headers, body: bytes) -> Reply:
         """Send it and return the whole reply, of any status; the request's deadlines are its caller's business.
@@ -82,26 +89,43 @@ class WholeCall:
         Raises:
             TransportError: there is no whole reply.
         """
-        collector = Collector(self._future, MAX_REPLY_BYTES, MAX_ERROR_BYTES)
-        stream = await client.open_stream(instance.address, b"POST", target, headers, body, sink=collector)
+        stream = await client.open_stream(instance.address, b"POST", target, headers, body, sink=self)
         sent_s = time.monotonic()
         try:
-            # a cancellation reaches this task a turn later, and a reply that comes in between must not be lost
-            return await asyncio.shield(self._future)
-        except asyncio.CancelledError:
-            self.left = not self._future.done()
-            self._future.add_done_callback(_seen)
-            raise
+            await self._waiter
+            return self._future.result()
         finally:
-            if self.left and self._farewells is not None:
+            if self._farewells is not None and self.left:
                 self._farewells.part(stream, sent_s)
             else:
                 stream.close()
 
+    # --- from the socket
 
-def _seen(future: asyncio.Future[Reply]) -> None:
-    """Nobody waits for this failure any more."""
-    future.exception()
+    def head(self, status: int, headers: Headers) -> None:
+        """Take the head."""
+        self._collector.head(status, headers)
+
+    def data(self, data: bytes, now_s: float) -> None:
+        """Take a part of the body."""
+        self._collector.data(data, now_s)
+        if self._future.done():
+            self._wake()
+
+    def end(self, now_s: float) -> None:
+        """The reply is whole."""
+        self._collector.end(now_s)
+        self._wake()
+
+    def lost(self, error: TransportError) -> None:
+        """There is no whole reply."""
+        self._collector.lost(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._future.exception()  # seen, also where nobody waits any more
+        if not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class MergingLeg(StreamLeg):
