@@ -11,7 +11,7 @@ from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, W
 from coordinator.core.request import Headers, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.http_leg import failed, refusal, relay_plain
-from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts
+from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts, Tell
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
 from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
@@ -105,6 +105,23 @@ class SglangEngine:
 
     async def _get(self, instance: Instance, path: str, deadline_s: float) -> Reply:
         return await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
+
+    # --- over several processes (core.ports.SplitEngine)
+
+    def own(self, tell: Tell) -> None:
+        """Become the half that makes the health checks, and so learns bootstrap ports."""
+        self._ports.own(tell)
+
+    def introduce(self, worker: int) -> None:
+        """Tell a process that has just started the bootstrap ports."""
+        self._ports.introduce(worker)
+
+    def follow(self) -> None:
+        """Become a half that serves requests; it is told all it needs."""
+
+    def told(self, data: bytes) -> None:
+        """Take a message of the half that makes the health checks."""
+        self._ports.told(data)
 
     # --- requests
 

@@ -9,6 +9,7 @@ from sglang_world import DONE, World, event, token, whole
 
 from coordinator.config.errors import OptionError
 from coordinator.core.errors import BadRequest, EngineFailed, Side
+from coordinator.core.ports import SplitEngine
 from coordinator.engines.sglang import SglangEngine, drains, engine, pair
 
 TRIPLE = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
@@ -423,6 +424,32 @@ async def test_a_port_that_is_given_is_not_asked_for(world):
     await world.engine.probe(world.d0)
     assert world.prefill.asked == ["/health"]
     assert world.decode.asked == ["/health"]
+
+
+async def test_serving_processes_learn_the_ports_of_the_one_that_checks(world):
+    told = []
+    world.port, world.prefill.info = 9001, b'{"disaggregation_bootstrap_port":9001}'
+    checking, serving, late = SglangEngine(world.context), world.engine, SglangEngine(world.context)
+    assert all(isinstance(half, SplitEngine) for half in (checking, serving))
+    checking.own(lambda worker, data: told.append((worker, data)))
+    serving.follow()
+    await checking.probe(world.p0)
+    await checking.probe(world.p0)
+    ((worker, data),) = told
+    assert worker is None
+    serving.told(data)
+    await world.serve(request())
+    checking.introduce(3)
+    worker, data = told.pop()
+    assert worker == 3
+    late.told(data)
+    world.engine = late
+    await world.serve(request())
+    await checking.detach(world.p0)
+    late.told(told.pop()[1])
+    world.port = 8998
+    await world.serve(request())
+    await serving.aclose()
 
 
 def test_options():

@@ -13,6 +13,7 @@ from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, S
 from coordinator.core.instance import Address
 from coordinator.engines.sglang import pair
 from coordinator.transport.client import HttpClient
+from coordinator.transport.errors import TransportError
 
 
 @pytest.fixture
@@ -118,6 +119,50 @@ async def test_a_refusal_without_an_end_does_not_keep_the_client(world, monkeypa
     await closed(world.decode)
 
 
+async def test_decode_is_closed_by_the_head_of_a_refusal(world, monkeypatch):
+    monkeypatch.setattr(pair, "REFUSAL_WAIT_S", 60.0)
+
+    async def slowly(call):
+        await world.decode.arrived.wait()
+        call.send(b"HTTP/1.1 400 X\r\nContent-Length: 6\r\n\r\nnot")
+        await closed(world.decode)
+        call.send(b" so")
+
+    world.prefill.script, world.decode.script = slowly, hang
+    error, _ = await fails(world)
+    assert (error.status, error.message) == (400, "not so")
+
+
+async def test_decode_is_closed_before_the_task_is_woken(world, monkeypatch):
+    opened, seen = [], []
+    connect = HttpClient.open_stream
+
+    async def open_stream(*args, **kwargs):
+        opened.append((await connect(world.client, *args, **kwargs), kwargs["sink"]))
+        return opened[-1][0]
+
+    class First(Out):
+        def piece(self, *args, **kwargs):
+            super().piece(*args, **kwargs)
+            asyncio.get_running_loop().call_soon(self.fail)
+
+        def fail(self):
+            (_, prefill), (decode, _) = opened
+            prefill.lost(TransportError("reset", "x"))
+            seen.append(decode.closed)
+
+    async def one(call):
+        call.open_stream()
+        call.chunk(token("a"))
+        await call.left()
+
+    monkeypatch.setattr(world.client, "open_stream", open_stream)
+    world.prefill.script, world.decode.script = hang, one
+    error, _ = await fails(world, out=First())
+    assert error.side is Side.PREFILL
+    assert seen == [True]
+
+
 @pytest.mark.parametrize("failure", ["reset", "error"])
 async def test_nothing_of_decodes_is_relayed_once_prefill_has_failed(world, failure):
     garbage = asyncio.Event()
@@ -153,6 +198,30 @@ async def test_a_prefill_that_refuses_connections_never_troubles_decode(world):
     error, _ = await fails(world)
     assert (error.side, error.reason, error.connecting) == (Side.PREFILL, "connect_refused", True)
     assert not world.decode.calls
+
+
+async def test_a_prefill_that_fails_just_after_the_answer_does_not_undo_it(world):
+    """Its failure comes when decode's answer is out and the task has not been woken yet."""
+    legs = []
+    made = pair.PrefillLeg
+
+    class Noted(made):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            legs.append(self)
+
+    class Late(Out):
+        def finish(self, *args, **kwargs):
+            super().finish(*args, **kwargs)
+            lost = TransportError("reset", "late")
+            asyncio.get_running_loop().call_soon(legs[0].lost, lost)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "PrefillLeg", Noted)
+        world.prefill.answer = hang
+        out = await world.serve(request(), Late())
+    assert out.over
+    assert legs[0].over
 
 
 # --- decode fails
