@@ -33,8 +33,7 @@ check: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/conformance tests/repo
 
 bench: setup
-	@set -e; if [ -f bench/__main__.py ]; then $(BIN)/python -m bench $(ARGS); else \
-	for script in bench/bench_*.py; do echo "$$script"; $(BIN)/python -m "bench.$$(basename "$$script" .py)" $(ARGS); done; fi
+	$(BIN)/python -m bench $(ARGS)
 
 format: setup
 	$(BIN)/ruff format --quiet .

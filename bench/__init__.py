@@ -1,0 +1,1 @@
+"""The project's own benchmarks: `make bench`. See docs/performance.md."""
