@@ -63,7 +63,9 @@ class Rooms:
             del self._open[room.key]
 
     async def join(self, request: web.Request) -> web.Response:
-        """`POST /sim/room/join`: a decode leg; answers when the transfer is over, or has failed."""
+        """`POST /sim/room/join`: a decode leg; answers when the transfer is over, or has failed. 404 if not prefill."""
+        if self._engine.instance.role != "prefill":
+            return web.json_response({"error": "This is no bootstrap server."}, status=404)
         given = await request.json()
         key = (self.rank(given["room"], given["rank"]), given["room"])
         room = self._open.setdefault(key, Room(key))

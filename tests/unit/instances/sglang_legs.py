@@ -14,8 +14,8 @@ _rooms = itertools.count(2**62)
 
 
 def pair(*, timing=None, prefill=(), decode=(), **settings):
-    """One prefill, one decode; the timeouts are short."""
-    settings = {"bootstrap_timeout_s": 0.1, "waiting_timeout_s": 0.1, **settings}
+    """One prefill, one decode."""
+    settings = {"bootstrap_timeout_s": 4, "waiting_timeout_s": 4, **settings}
     timing = timing or Timing()
     roles = (("prefill", prefill), ("decode", decode))
     return Fleet(

@@ -1,5 +1,6 @@
 import argparse
 import asyncio
+import re
 import signal
 import sys
 
@@ -64,6 +65,19 @@ async def test_a_port_in_use_gives_exit_code_one():
     server.close()
     assert process.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in err.decode()
+
+
+async def test_a_prefill_of_sglang_says_its_bootstrap_port():
+    async with asyncio.timeout(20):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ENTRY, "--engine", "sglang", "--role", "prefill", "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        line = (await process.stdout.readline()).decode()
+        process.terminate()
+        assert await process.wait() == 0
+    wanted = r"sglang prefill instance prefill-\d+, bootstrap port \d+, at http://127\.0\.0\.1:\d+\n"
+    assert re.fullmatch(wanted, line)
 
 
 async def test_it_says_where_it_is_and_ends_with_sigterm():

@@ -12,10 +12,13 @@ from mindie_client import call
 
 from instances.cli import add_arguments, read_options
 from instances.faults import COMMON_MENU
-from instances.mindie.settings import MENU, Settings
+from instances.mindie import settings as mindie
 from instances.options import Options
 from instances.run import Fleet
+from instances.sglang import settings as sglang
+from instances.vllm import settings as vllm
 
+ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang}
 PAGE = (Path(__file__).parents[3] / "docs" / "simulators.md").read_text()
 
 
@@ -35,12 +38,25 @@ def named(word):
 
 def test_every_option_setting_and_fault_is_named():
     options = [flag for action in parser()._actions for flag in action.option_strings if flag not in ("-h", "--help")]
-    settings = [field.name for field in dataclasses.fields(Settings)]
-    assert [word for word in (*options, *settings, *COMMON_MENU, *MENU) if not named(word)] == []
+    settings = [field.name for module in ENGINES.values() for field in dataclasses.fields(module.Settings)]
+    faults = [name for module in ENGINES.values() for name in module.MENU]
+    assert [word for word in (*options, *settings, *COMMON_MENU, *faults) if not named(word)] == []
 
 
-async def test_every_route_is_named():
-    async with Fleet([Options()]) as fleet:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_setting_stands_under_its_engine_with_its_default(engine):
+    _, _, rest = PAGE.partition(f"Settings of `{engine}`:")
+    table = rest.split("\n\n")[1]
+    rows = dict(re.findall(r"\| `(\w+)` \|([^|]*)\|", table))
+    settings = ENGINES[engine].Settings()
+    shown = {f.name: f"{value:g}" if isinstance(value := getattr(settings, f.name), float) else str(value)
+             for f in dataclasses.fields(settings)}  # fmt: skip
+    assert {name: default.strip() for name, default in rows.items()} == shown
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_every_route_is_named(engine):
+    async with Fleet([Options(engine=engine)]) as fleet:
         engine = fleet.hybrid[0].engine
         for route in engine.routes():
             path = re.sub(r"\{model[^}]*\}", "{m}", route.path)
@@ -77,8 +93,9 @@ async def test_the_calls_work():
                 assert answer.status == 200
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_the_programs_run(code, capsys):
+@pytest.mark.parametrize(("number", "shows"), [(0, "lastData"), (1, "read by decode")])
+def test_the_programs_run(number, shows, capsys):
+    code, count = blocks("python")[number], len(blocks("python"))
+    assert count == 2
     exec(compile(code, "docs/simulators.md", "exec"), {"__name__": "example"})
-    shown = capsys.readouterr().out
-    assert shown.count("lastData") == 1
+    assert capsys.readouterr().out.count(shows) == 1

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from openai_client import CHAT, Events, chat, opened, post, until
+from openai_client import CHAT, Events, chat, get, opened, post, until
 from sglang_legs import GENERATE, both, meeting, pair
 
 TEXT = "hello [[length:6]]"
@@ -61,7 +61,7 @@ async def test_prefill_fails_after_decode_streamed():
 
 
 async def test_prefill_answers_late():
-    async with pair(prefill=["late_reply=0.05"]) as fleet:
+    async with pair(prefill=["late_reply=0.3"]) as fleet:
         prefill, decode = fleet.instances
         body = {**chat(TEXT), **meeting(prefill)}
         async with opened(prefill, CHAT, body) as late:
@@ -157,6 +157,22 @@ async def test_decode_dies_after_tokens():
     async with pair(decode=["answer_crash@3"]) as fleet:
         on_prefill, on_decode = await streams(fleet)
         assert (on_prefill.finish(), on_decode.ended) == ("length", "reset")
+        assert await fleet.kv_empty()
+
+
+async def test_control_calls():
+    async with pair(bootstrap_timeout_s=5) as fleet:
+        prefill, decode = fleet.instances
+        room = meeting(prefill)
+        async with opened(decode, CHAT, {**chat(TEXT), **room}) as waiting:
+            await until(lambda: len(prefill.engine.rooms.state()) == 1)
+            state = (await get(prefill, "/sim/state")).json
+            assert state["rooms"] == [{"rank": 0, "room": room["bootstrap_room"], "prefill": False, "decode": True}]
+            state = (await get(decode, "/sim/state")).json
+            assert (state["rooms"], state["kv"]["allocated"] > 0) == ([room["bootstrap_room"]], True)
+            assert (await post(decode, "/sim/reset", {})).status == 200
+            assert (await waiting.head())[0] == 500
+        await until(lambda: prefill.engine.rooms.state() == [])
         assert await fleet.kv_empty()
 
 

@@ -96,7 +96,7 @@ async def test_closing_prefill_aborts_the_transfer():
 
 
 async def test_prefill_alone_waits_for_the_end_of_its_time_when_decode_leaves():
-    async with pair(timing=Timing(prefill_ms=20), waiting_timeout_s=0.1) as fleet:
+    async with pair(timing=Timing(prefill_ms=50), waiting_timeout_s=0.2) as fleet:
         prefill, decode = fleet.instances
         body = {**chat(PROMPT), **meeting(prefill)}
         async with opened(prefill, CHAT, body) as on_prefill:
@@ -211,7 +211,7 @@ async def test_a_null_port_means_the_port_that_the_instance_was_started_with():
 
 
 async def test_ranks():
-    async with pair(dp_size=4, bootstrap_timeout_s=0.1) as fleet:
+    async with pair(dp_size=4, bootstrap_timeout_s=0.4) as fleet:
         prefill, decode = fleet.instances
         room = meeting(prefill)
 

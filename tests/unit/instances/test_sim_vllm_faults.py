@@ -257,6 +257,21 @@ async def test_what_is_not_on_the_menu():
         await ordinary(settings={"shape": "round"}).__aenter__()
 
 
+async def test_control_calls():
+    async with pair() as fleet:
+        prefill, decode = fleet.instances
+        params = await prefill_leg(prefill, CHAT, chat(TEXT))
+        state = (await get(prefill, "/sim/state")).json
+        assert (state["handoffs"]["offered"], state["kv"]["pinned"], state["engine"]) == (1, 1, "vllm")
+        assert (await post(prefill, "/sim/act", {"do": "restart"})).json == {"done": "restart"}
+        state = (await get(prefill, "/sim/state")).json
+        assert (state["handoffs"]["offered"], state["kv"]["pinned"]) == (0, 0)
+        await decode_leg(decode, CHAT, chat(TEXT), params)
+        assert (await get(decode, "/sim/state")).json["load_failures"] == {"engine id": 1}
+        record = (await get(decode, "/sim/requests")).json["requests"][-1]
+        assert (record["outcome"], record["note"]) == ("500", "decode: 0 tokens, no KV: engine id")
+
+
 async def test_reset_fails_what_runs():
     async with ordinary() as fleet:
         hybrid = fleet.hybrid[0]

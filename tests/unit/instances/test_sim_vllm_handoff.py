@@ -153,7 +153,7 @@ async def test_a_restart_on_the_same_port_has_another_engine_id():
 
 
 async def test_an_expired_lease_gives_the_blocks_back():
-    async with pair(kv_lease_s=0.03) as fleet:
+    async with pair(kv_lease_s=0.2) as fleet:
         prefill, decode = fleet.instances
         params = await prefill_leg(prefill, CHAT, chat(PROMPT))
         assert prefill.ledger.count("pinned") > 0
@@ -259,7 +259,7 @@ async def test_a_budget_above_one_is_spent_and_seen():
 
 
 async def test_a_streamed_prefill_keeps_kv_that_nobody_is_told_of():
-    async with pair(kv_lease_s=0.05) as fleet:
+    async with pair(kv_lease_s=0.3) as fleet:
         prefill = fleet.prefill[0]
         body = {**chat(PROMPT, max_tokens=1), "kv_transfer_params": WANTED}
         events = await stream(prefill, CHAT, body)
@@ -283,7 +283,7 @@ async def test_a_first_token_that_ends_the_answer():
 
 @pytest.mark.parametrize("body", [completion(["one two", "three"]), completion("one two", n=2)])
 async def test_one_record_serves_one_sequence(body):
-    async with pair(kv_lease_s=0.05) as fleet:
+    async with pair(kv_lease_s=0.5) as fleet:
         prefill, decode = fleet.instances
         params = await prefill_leg(prefill, COMPLETIONS, body)
         # of the two sequences' KV, one is told of
