@@ -1,12 +1,14 @@
 """The composition root of a single process: builds each object once, wires them, and stops in reverse order."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
 from coordinator.controlplane import ControlPlane, InstanceLoad
-from coordinator.core.instance import Instance
+from coordinator.core.instance import Instance, Role
+from coordinator.core.ports import EngineProtocol, KvHolder
 from coordinator.dataplane import DataPlane
 from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor import Telemetry
@@ -20,15 +22,20 @@ from coordinator.transport.client import HttpClient
 class OwnWork:
     """The work of this process as the control plane asks for it (controlplane.Work)."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, engines: Mapping[str, EngineProtocol]) -> None:
         self._scheduler = scheduler
+        self._holders = [engine for engine in engines.values() if isinstance(engine, KvHolder)]
         self.dispatcher: Dispatcher | None = None
         self.in_common = scheduler.in_common
 
     def loads(self) -> Iterator[InstanceLoad]:
         """What is on each instance."""
+        held = Counter[str]()
+        for holder in self._holders:
+            held.update(holder.pinned())
         for instance, load in self._scheduler.loads():
-            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned)
+            kept = held[instance.id] if instance.role is Role.PREFILL else 0
+            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned + kept)
 
     def in_flight(self, instance: Instance) -> int:
         """Requests that still need an instance."""
@@ -62,7 +69,7 @@ class App:
         self._engines = make_engines(settings, self._client, self.metrics)
         scheduling, limits = settings.scheduling, settings.limits
         self.scheduler = Scheduler(make_policies(settings), max_queue=limits.max_queue, fallback=scheduling.fallback)
-        work = OwnWork(self.scheduler)
+        work = OwnWork(self.scheduler, self._engines)
         self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path)
         self.cluster = self.control.cluster
         self.management = self.control.management

@@ -1,5 +1,6 @@
 """From settings to the parts that both a single process and each of several are made of."""
 
+import gc
 import logging
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -19,6 +20,8 @@ from coordinator.policies import POLICY_NAMES, Policies, load_policy
 from coordinator.transport.client import HttpClient
 
 DISTRIBUTION = "pd-coordinator"
+GC_YOUNG_OBJECTS = 20000  # new containers between two looks; CPython's own figure is 700
+GC_GENERATIONS = 20
 
 
 def load_settings(path: Path) -> Settings:
@@ -67,6 +70,16 @@ def make_engines(
     )
     named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
     return {name: load_engine(name)(context) for name in sorted(named | set(ENGINES))}
+
+
+def settle_memory() -> None:
+    """Spare the garbage collector what lives as long as the process, and let it look less often.
+
+    Requests leave no cycles behind them, so frequent looks find nothing; they cost about a tenth of a small request.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG_OBJECTS, GC_GENERATIONS, GC_GENERATIONS)
 
 
 def dispatch_limits(settings: Settings) -> DispatchLimits:

@@ -14,13 +14,13 @@ from coordinator import config
 from coordinator.app import App
 from coordinator.config import Settings
 from coordinator.observability.logs import Logs, configure
-from coordinator.parts import DISTRIBUTION, load_settings
+from coordinator.parts import DISTRIBUTION, load_settings, settle_memory
 from coordinator.workers.supervisor import Supervisor
 
 LOG = logging.getLogger("pd_coordinator")
 FILES_FOR_OURSELVES = 64
 FILES_PER_INSTANCE = 2  # a standing stream and a health check
-FILES_PER_REQUEST = 2  # the client's connection and one to an engine
+FILES_PER_REQUEST = 3  # the client's connection and one to each engine
 FAILED = 1
 HURRIED = 1
 HURRY_S = 0.5  # for closing, and for the aborts that engines are due, once a second signal has come
@@ -63,6 +63,7 @@ async def _serve(settings: Settings, path: Path, logs: Logs) -> int:
         LOG.error("cannot listen: %s", error.strerror or error)
         return FAILED
     _greet(settings, app)
+    settle_memory()
     await stop.wait()
     LOG.info("draining: no new requests, %d live ones may end", app.control.work.live())
     return await _leave(app, hurry)

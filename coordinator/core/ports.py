@@ -187,6 +187,15 @@ class EngineProtocol(Protocol):
 
 
 @runtime_checkable
+class KvHolder(Protocol):
+    """An engine protocol under which prefill's KV can outlive the request that it was computed for."""
+
+    def pinned(self) -> Mapping[str, int]:
+        """Ended requests whose KV is still to be released, by prefill instance id."""
+        ...
+
+
+@runtime_checkable
 class SplitEngine(Protocol):
     """An engine protocol with standing streams, which one process holds for all (`server.workers` above 1)."""
 

@@ -15,7 +15,7 @@ from coordinator.dataplane import DataPlane
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.logs import Logs, configure
 from coordinator.observability.metrics import Metrics
-from coordinator.parts import make_engines, make_policies
+from coordinator.parts import make_engines, make_policies, settle_memory
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
 from coordinator.transport.client import HttpClient
 from coordinator.workers.channel import Channel
@@ -89,6 +89,7 @@ class Worker:
             self._say(Failed(error.strerror or str(error)))
             return 1
         self._say(Serving(self._data.server.port))
+        settle_memory()
         ticking = asyncio.create_task(self._tick(), name="look around")
         await self._over.wait()
         await self._data.drain(0.0 if self._drain_s is None else self._drain_s)
