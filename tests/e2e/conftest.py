@@ -47,7 +47,7 @@ class Cluster:
         """KV blocks held, by instance."""
         return [instance.kv_blocks() for instance in self.instances]
 
-    def wait_idle(self, within_s: float = 2.0) -> None:
+    def wait_idle(self, within_s: float = 5.0) -> None:
         """Wait until neither the gauges nor the instances' own books show work."""
         self.coordinator.wait_idle(within_s)
         until(lambda: not any(self.kv_blocks()), f"KV given back: {self.kv_blocks()}", within_s)

@@ -241,6 +241,6 @@ class Coordinator(Process):
         names = ("requests_in_flight", "requests_queued", "instance_in_flight", "kv_pinned_requests")
         return {name: self.metric(f"pd_coordinator_{name}") for name in names}
 
-    def wait_idle(self, within_s: float = 2.0) -> None:
+    def wait_idle(self, within_s: float = 5.0) -> None:
         """Wait until no gauge shows live work."""
         until(lambda: not any(self.loads().values()), f"gauges at zero, not {self.loads()}", within_s)
