@@ -79,9 +79,10 @@ async def _run(options: Options, logs: Logs) -> int:
         await _until_ready(app, stop)
         _introduce(options, instances, app)
         await _show_request(options, app)
+        _offer(options, app)
         if options.once or stop.is_set():
             return 0
-        _offer(options, app)
+        print("Ctrl-C ends it.")
         await stop.wait()
         print("\nstopping")
     return 0
@@ -294,7 +295,6 @@ def _offer(options: Options, app: App) -> None:
         ("instances", f"curl http://{HOST}:{port}/v1/instances"),
         ("metrics", f"curl http://{HOST}:{port}/metrics"),
     ]
-    print("\nTry it yourself:\n")
+    print("\nTry it yourself, while it runs:\n" if options.once else "\nTry it yourself:\n")
     for what, line in lines:
         print(f"  # {what}\n  {line}\n")
-    print("Ctrl-C ends it.")
