@@ -151,9 +151,12 @@ class Pair:
                 stack.callback(self.coordinator.kill)
                 self.coordinator.stop()
 
-    def revive_decode(self) -> None:
-        """A fresh decode process at the address of the one that has ended."""
+    def restart_decode(self) -> None:
+        """Start a decode process at the address of the one that has ended. Returns at once."""
         self.decode = self.decode.again()
+
+    def wait_ready(self) -> None:
+        """Wait until decode answers and the coordinator has seen it."""
         self.decode.wait_ready()
         assert self.coordinator
         self.coordinator.wait_ready()

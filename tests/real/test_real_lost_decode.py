@@ -7,7 +7,9 @@ import pytest
 from pair import CHAT, COMPLETIONS, question, read
 from raw_client import Client, ask, eventually
 
+BOTH = [(COMPLETIONS, True), (CHAT, False)]
 LEASE_S = 30.0
+RELEASES_S = 15.0  # then the coordinator has given up, in vain, on having the KV fetched
 LONG = {"max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
@@ -16,7 +18,8 @@ def living_pair(pair):
     """The pair, decode alive again afterwards."""
     yield pair
     if not pair.decode.running:
-        pair.revive_decode()
+        pair.restart_decode()
+    pair.wait_ready()
 
 
 def is_failure(client: Client) -> bool:
@@ -32,7 +35,8 @@ async def test_decode_dies_before_the_first_byte_and_comes_back(living_pair):
     expired = pair.prefill.books().expired
     pair.decode.freeze()
     asked = [asyncio.create_task(ask(pair.port, path, question(path, stream=stream))) for path, stream in BOTH]
-    await eventually(lambda: pair.coordinator.loads()["kv_pinned_requests"] == len(asked), "decode has been asked")
+    await eventually(lambda: pair.coordinator.loads()["kv_pinned_requests"] == len(asked), "KV is pinned")
+    await asyncio.sleep(0.5)  # nothing tells from outside that both calls have reached decode's kernel
     assert not any(task.done() for task in asked)
     pair.decode.kill()
     for client in await asyncio.gather(*asked):
@@ -43,12 +47,13 @@ async def test_decode_dies_before_the_first_byte_and_comes_back(living_pair):
     away = await ask(pair.port, CHAT, question(CHAT))
     assert (away.status, is_failure(away)) == (503, True)
     assert not pair.coordinator.ready()
-    # nobody is left who could fetch the KV: the lease frees it
+    await eventually(
+        lambda: pair.coordinator.metric("pd_coordinator_aborts_total", result="failed") >= 2, "given up", RELEASES_S
+    )
+    # nobody has fetched the KV: the lease frees it, while a successor starts
+    pair.restart_decode()
     await eventually(lambda: pair.prefill.books().idle, "prefill's lease has ended", LEASE_S + 15)
     assert pair.prefill.books().expired > expired
-
-
-BOTH = [(COMPLETIONS, True), (CHAT, False)]
 
 
 async def test_the_successor_serves(living_pair):
