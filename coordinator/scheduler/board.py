@@ -1,17 +1,15 @@
 """Loads of several processes in shared memory: each writes its own row and reads the sums of the others'."""
 
-import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from .load import Load
+from collections.abc import Iterable
+from typing import NamedTuple
 
 WORD_BYTES = 8
-HEADER_WORDS = 4
-VERSION, LIVE, QUEUED = 0, 1, 2
-FIELDS = 4
+VERSION, LIVE, QUEUED, VIEW, BEAT = range(5)
+HEADER_WORDS = 8
+JOURNAL = 256
+FIELDS = 5
+FAULTS = 4
 
 
 class Figures(NamedTuple):
@@ -29,7 +27,8 @@ NOTHING = Figures(0, 0, 0, 0)
 class LoadBoard:
     """A table with a row per process and a slot per instance.
 
-    No locks: each word has one writer, and a reader that sees half of an update is off by one request for a moment.
+    A row is a header, a journal of the slots that were written last, and the slots. No locks: each word has one writer,
+    and a reader that sees half of an update is off by one request until its next look.
 
     Args:
         memory: shared by all processes, at least `size_bytes(rows, slots)` long, zeros at first.
@@ -42,8 +41,10 @@ class LoadBoard:
         self._slots = slots
         self._width = row_words(slots)
         self._base = 0 if own is None else own * self._width
-        self._others = [row * self._width for row in range(rows) if row != own]
+        self._bases = [row * self._width for row in range(rows)]
+        self._others = [base for row, base in enumerate(self._bases) if row != own]
         self._seen = [-1] * len(self._others)
+        self._version = self._words[self._base + VERSION]
 
     @property
     def slots(self) -> int:
@@ -53,25 +54,51 @@ class LoadBoard:
     # --- the own row
 
     def write(self, slot: int, figures: tuple[int, int, int, int]) -> None:
-        """Say what this process has on an instance."""
-        words, at = self._words, self._base + HEADER_WORDS + slot * FIELDS
+        """Say what this process has on an instance. Hot."""
+        words, base, version = self._words, self._base, self._version
+        at = base + HEADER_WORDS + JOURNAL + slot * FIELDS
         words[at], words[at + 1], words[at + 2], words[at + 3] = figures
-        words[self._base + VERSION] += 1
+        words[base + HEADER_WORDS + version % JOURNAL] = slot
+        words[base + VERSION] = self._version = version + 1
 
-    def write_process(self, live: int, queued: int) -> None:
-        """Say how many requests this process has and how many of them wait."""
+    def write_live(self, live: int) -> None:
+        """Say how many requests this process has."""
         self._words[self._base + LIVE] = live
+
+    def write_queued(self, queued: int) -> None:
+        """Say how many of them wait for an instance."""
         self._words[self._base + QUEUED] = queued
+
+    def write_view(self, number: int) -> None:
+        """Say which picture of the cluster this process goes by."""
+        self._words[self._base + VIEW] = number
+
+    def beat(self) -> None:
+        """Say that this process is alive."""
+        self._words[self._base + BEAT] += 1
+
+    def count_fault(self, slot: int) -> None:
+        """Say that a request of this process has failed there."""
+        self._words[self._base + HEADER_WORDS + JOURNAL + slot * FIELDS + FAULTS] += 1
 
     # --- all rows
 
-    def changed(self) -> bool:
-        """Whether another process has written since the last call."""
-        versions = [self._words[base + VERSION] for base in self._others]
-        if versions == self._seen:
-            return False
-        self._seen = versions
-        return True
+    def changes(self) -> set[int] | None:
+        """Slots that other processes have written since the last call; None: too many to tell."""
+        words, seen = self._words, self._seen
+        slots: set[int] = set()
+        complete = True
+        for index, base in enumerate(self._others):
+            version, known = words[base + VERSION], seen[index]
+            if version == known:
+                continue
+            seen[index] = version
+            if known < 0 or version - known > JOURNAL // 2:  # the writer goes on meanwhile: half is left to it
+                complete = False
+            else:
+                journal = base + HEADER_WORDS
+                slots.update(words[journal + number % JOURNAL] for number in range(known, version))
+        return slots if complete else None
 
     def others(self, slot: int) -> Figures:
         """What the other processes have on an instance."""
@@ -79,11 +106,16 @@ class LoadBoard:
 
     def total(self, slot: int) -> Figures:
         """What all processes have on an instance."""
-        return self._sum(range(0, self._rows * self._width, self._width), slot)
+        return self._sum(self._bases, slot)
+
+    def faults(self, slot: int) -> int:
+        """Failed requests of all processes there; it differs from what it was before if there were new ones."""
+        words, offset = self._words, HEADER_WORDS + JOURNAL + slot * FIELDS + FAULTS
+        return sum(words[base + offset] for base in self._bases)
 
     def live(self) -> int:
         """Requests of all processes."""
-        return sum(self._words[base + LIVE] for base in self._bases())
+        return sum(self._words[base + LIVE] for base in self._bases)
 
     def live_elsewhere(self) -> int:
         """Requests of the other processes."""
@@ -91,30 +123,44 @@ class LoadBoard:
 
     def queued(self) -> int:
         """Waiting requests of all processes."""
-        return sum(self._words[base + QUEUED] for base in self._bases())
+        return sum(self._words[base + QUEUED] for base in self._bases)
+
+    def queued_elsewhere(self) -> int:
+        """Waiting requests of the other processes."""
+        return sum(self._words[base + QUEUED] for base in self._others)
+
+    def live_of(self, row: int) -> int:
+        """Requests of one process."""
+        return self._words[self._bases[row] + LIVE]
+
+    def view_of(self, row: int) -> int:
+        """The picture of the cluster that a process goes by; 0: none yet."""
+        return self._words[self._bases[row] + VIEW]
+
+    def beat_of(self, row: int) -> int:
+        """A number that changes while a process is alive."""
+        return self._words[self._bases[row] + BEAT]
 
     def clear_row(self, row: int) -> None:
-        """Forget a process that has died."""
-        base = row * self._width
+        """Forget a process that has ended; its place may be taken by another."""
+        base = self._bases[row]
         for at in range(base + LIVE, base + self._width):
             self._words[at] = 0
-        self._words[base + VERSION] += 1
+        self._words[base + VERSION] += JOURNAL  # more than anybody follows by the journal: all is read again
 
     def clear_slot(self, slot: int) -> None:
         """Make a slot ready for another instance."""
-        for base in self._bases():
-            at = base + HEADER_WORDS + slot * FIELDS
-            self._words[at] = self._words[at + 1] = self._words[at + 2] = self._words[at + 3] = 0
+        for base in self._bases:
+            at = base + HEADER_WORDS + JOURNAL + slot * FIELDS
+            for word in range(at, at + FIELDS):
+                self._words[word] = 0
 
     def close(self) -> None:
         """Let go of the memory."""
         self._words.release()
 
-    def _bases(self) -> Iterator[int]:
-        return iter(range(0, self._rows * self._width, self._width))
-
-    def _sum(self, bases: "list[int] | range", slot: int) -> Figures:
-        words, offset = self._words, HEADER_WORDS + slot * FIELDS
+    def _sum(self, bases: Iterable[int], slot: int) -> Figures:
+        words, offset = self._words, HEADER_WORDS + JOURNAL + slot * FIELDS
         requests = blocks = tokens = pinned = 0
         for base in bases:
             at = base + offset
@@ -127,48 +173,10 @@ class LoadBoard:
 
 def row_words(slots: int) -> int:
     """Words of one row."""
-    return HEADER_WORDS + slots * FIELDS
+    return HEADER_WORDS + JOURNAL + slots * FIELDS
 
 
 def size_bytes(rows: int, slots: int) -> int:
     """Bytes of the whole table, in whole pages."""
     size = rows * row_words(slots) * WORD_BYTES
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-class SharedLoads:
-    """Keeps a scheduler's loads and the board in step.
-
-    Attributes:
-        interval_s: how old the other processes' figures may be when a request is placed.
-    """
-
-    def __init__(self, board: LoadBoard) -> None:
-        self.interval_s = 0.002
-        self._board = board
-        self._slots: dict[object, int] = {}
-        self._read_s = -math.inf
-
-    def assign(self, slots: Mapping[object, int]) -> None:
-        """Take over where instances stand, by their keys."""
-        self._slots = dict(slots)
-
-    def place(self, load: "Load") -> None:
-        """Give a load its place and write it there."""
-        load.slot = self._slots.get(load.instance.key)
-        self.publish(load)
-
-    def publish(self, load: "Load") -> None:
-        """Write what this process has on an instance."""
-        if load.slot is not None:
-            self._board.write(load.slot, load.own)
-
-    def refresh(self, loads: Iterable["Load"], now_s: float) -> list["Load"]:
-        """Read what the others have, unless that was done just now; returns the loads that have changed."""
-        if now_s - self._read_s < self.interval_s:
-            return []
-        self._read_s = now_s
-        if not self._board.changed():
-            return []
-        board = self._board
-        return [load for load in loads if load.slot is not None and load.take_others(board.others(load.slot))]

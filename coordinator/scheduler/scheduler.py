@@ -9,13 +9,13 @@ from coordinator.core.request import Request
 from coordinator.core.view import ClusterView
 from coordinator.policies import LoadView, Policies
 
-from .board import SharedLoads
 from .lease import Lease
 from .load import Load, Share
 from .pool import Fallback
 from .ranking import Seat
 from .roster import Roster
 from .search import Found, Search
+from .shared import SharedLoads
 from .waiting import WaitingLine
 
 NOBODY: frozenset[str] = frozenset()
@@ -59,12 +59,13 @@ class Scheduler:
             max_queue,
             weight=self._weight,
             lane_of=lambda request: self._roster.pools(request.ask.model),
-            seek=self.try_place,
+            seek=self._seek,
         )
 
     def share(self, shared: SharedLoads) -> None:
         """Keep loads in step with those of other processes. Call it before the first view."""
         self._shared = shared
+        self._line.share(shared.queued_elsewhere, shared.publish_queued)
 
     # --- the cluster's side
 
@@ -74,6 +75,7 @@ class Scheduler:
         if self._shared is not None:
             for load in self._roster.loads.values():
                 self._shared.place(load)
+            self._take_in(self._shared)
         self._line.regroup()
 
     def can_serve(self, model: str | None = None) -> bool:
@@ -125,6 +127,9 @@ class Scheduler:
         """Place a request at once; None if every instance that could serve it is full. Raises NoInstance."""
         if self._shared is not None:
             self._catch_up(self._shared)
+        return self._seek(request, avoid)
+
+    def _seek(self, request: Request, avoid: frozenset[str]) -> Lease | None:
         model = request.ask.model
         search = Search(self._roster.pricing, self._fallback, request)
         found, exists = search.best(self._roster.pools(model), avoid)
@@ -140,13 +145,17 @@ class Scheduler:
             self._catch_up(self._shared)
 
     def _catch_up(self, shared: SharedLoads) -> None:
-        """Rank anew what other processes have changed."""
+        """Take in what other processes have changed; whoever waits comes first."""
+        if self._take_in(shared):
+            self._line.serve()
+
+    def _take_in(self, shared: SharedLoads) -> bool:
+        """Rank anew what other processes have changed. Returns whether an instance was full and is no more."""
         freed = False
-        for load in shared.refresh(self._roster.loads.values(), self._clock()):
+        for load in shared.refresh(self._clock()):
             if load.seat is not None:
                 freed |= load.seat.refresh()
-        if freed:
-            self._line.serve()
+        return freed
 
     def _lease(self, found: Found, request: Request) -> Lease:
         prefill = None if found.cell is None else self._share(found.prefill, request)

@@ -59,6 +59,18 @@ class WaitingLine:
         self._lanes: dict[LaneKey, Lane] = {}
         self._arrivals = count()
         self._waiting = 0
+        self._elsewhere: Callable[[], int] | None = None
+        self._on_change: Callable[[int], None] | None = None
+
+    def share(self, elsewhere: Callable[[], int], on_change: Callable[[int], None]) -> None:
+        """Have the limit hold for several processes.
+
+        Args:
+            elsewhere: how many wait in the others.
+            on_change: told how many wait here.
+        """
+        self._elsewhere = elsewhere
+        self._on_change = on_change
 
     def __len__(self) -> int:
         return self._waiting
@@ -73,7 +85,7 @@ class WaitingLine:
             DeadlineExceeded: `schedule`.
             RequestError: what `seek` raised after a change of view.
         """
-        if self._waiting >= self._limit:
+        if self._waiting + (0 if self._elsewhere is None else self._elsewhere()) >= self._limit:
             raise TooManyRequests("too many requests are waiting for an instance")
         left_s = request.deadlines.scheduled_s - now_s
         if left_s <= 0:
@@ -82,7 +94,7 @@ class WaitingLine:
         waiter = Waiter(request, avoid, loop.create_future())
         waiter.place = (self._weight(request), next(self._arrivals), waiter)
         self._join(waiter)
-        self._waiting += 1
+        self._count(1)
         timer = None if left_s == math.inf else loop.call_later(left_s, self._expire, waiter)
         try:
             return await waiter.future
@@ -135,6 +147,11 @@ class WaitingLine:
             waiter.future.set_exception(DeadlineExceeded("schedule"))
             self._leave(waiter)
 
+    def _count(self, more: int) -> None:
+        self._waiting += more
+        if self._on_change is not None:
+            self._on_change(self._waiting)
+
     def _join(self, waiter: Waiter) -> None:
         waiter.key = (self._lane_of(waiter.request), waiter.avoid)
         waiter.lane = self._lanes.setdefault(waiter.key, [])
@@ -145,6 +162,6 @@ class WaitingLine:
         at = bisect_left(lane, waiter.place)
         if at < len(lane) and lane[at] is waiter.place:
             del lane[at]
-            self._waiting -= 1
+            self._count(-1)
             if not lane:
                 del self._lanes[waiter.key]

@@ -11,8 +11,8 @@ import msgspec
 In = TypeVar("In")
 
 _LENGTH = struct.Struct("!I")
-MAX_PENDING_BYTES = 268435456
-MAX_MESSAGE_BYTES = 268435456
+MAX_MESSAGE_BYTES = 134217728  # twice what a decode instance may say at once
+MAX_PENDING_BYTES = MAX_MESSAGE_BYTES
 
 
 class Channel(asyncio.Protocol, Generic[In]):
@@ -34,13 +34,15 @@ class Channel(asyncio.Protocol, Generic[In]):
         self._need_bytes = _LENGTH.size
         self._transport: asyncio.Transport | None = None
         self._over = False
+        self._closed = asyncio.Event()
 
     @classmethod
     async def open(
         cls, sock: socket.socket, kinds: object, take: Callable[[In], None], ended: Callable[[], None]
     ) -> "Channel[In]":
-        """Take over a connected socket."""
-        _, channel = await asyncio.get_running_loop().create_connection(lambda: cls(kinds, take, ended), sock=sock)
+        """Take over one of a pair of connected Unix sockets."""
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_unix_connection(lambda: cls(kinds, take, ended), sock=sock)
         return channel
 
     def send(self, message: object) -> None:
@@ -58,6 +60,17 @@ class Channel(asyncio.Protocol, Generic[In]):
         self._over = True
         if self._transport is not None:
             self._transport.close()
+
+    async def aclose(self, within_s: float) -> None:
+        """Close, and wait until what was sent has gone out, at most `within_s`."""
+        self.close()
+        if self._transport is None:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._closed.wait()
+        except TimeoutError:
+            self._transport.abort()
 
     # --- asyncio.Protocol
 
@@ -93,6 +106,7 @@ class Channel(asyncio.Protocol, Generic[In]):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Called by the loop."""
+        self._closed.set()
         self._end()
 
     def _read(self, data: memoryview) -> None:

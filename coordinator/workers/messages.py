@@ -13,23 +13,27 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Start(_Message):
-    """The first message: who you are, and the configuration as JSON."""
+    """The first message: who you are, and the configuration as JSON.
+
+    `path`: where the supervisor finds modules, so that engines and policies of the user's own are found as well.
+    """
 
     worker: int
     workers: int
     slots: int
     settings: str
     max_connections: int
+    path: list[str]
 
 
 class View(_Message):
-    """The cluster as it is.
+    """The cluster as it is, in the picture `number`.
 
     `members`: every instance that requests may run on, with its slot on the board. `ready` and `suspect`: positions in
     that list. `names`, `any_name`, `pair`, `why`: what `Members` answers.
     """
 
-    version: int
+    number: int
     members: list[tuple[Instance, int]]
     ready: list[int]
     suspect: list[int]
@@ -47,13 +51,13 @@ class Told(_Message):
 
 
 class Drain(_Message):
-    """Take no new requests, end within `within_s` seconds, then leave."""
+    """Take no new requests, end within `within_s` seconds, then leave. A second one with 0 seconds ends it at once."""
 
     within_s: float
 
 
 class AskMetrics(_Message):
-    """Send your metrics."""
+    """Send your metrics; the answer carries the number."""
 
     number: int
 
@@ -74,9 +78,10 @@ class Failed(_Message):
 
 
 class Charge(_Message):
-    """An instance has failed a request."""
+    """The instance with this id and URL has failed a request."""
 
     instance: str
+    url: str
     side: str
     reason: str
     detail: str
@@ -87,6 +92,7 @@ class Credit(_Message):
     """A request went well at an instance that had failed one before."""
 
     instance: str
+    url: str
 
 
 class Requests(_Message):
@@ -98,7 +104,7 @@ class Requests(_Message):
 
 
 class Snapshot(_Message):
-    """The metrics asked for, as `Metrics.snapshot` gives them, packed."""
+    """The metrics, as `Metrics.snapshot` gives them, packed; `number` is the question's, 0 for last words."""
 
     number: int
     data: bytes

@@ -1,6 +1,6 @@
 """Which instance stands where on the board."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from coordinator.core.instance import Instance
 
@@ -13,16 +13,15 @@ class Slots:
     """
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self._free = list(range(size - 1, -1, -1))
         self._taken: dict[object, tuple[Instance, int]] = {}
 
-    def of(self, instance: Instance) -> int:
-        """The slot of an instance, a new one if need be.
-
-        Raises:
-            IndexError: all slots are taken.
-        """
+    def take(self, instance: Instance) -> int | None:
+        """The slot of an instance, a new one if need be; None: all are taken."""
         entry = self._taken.get(instance.key)
+        if entry is None and not self._free:
+            return None
         slot = self._free.pop() if entry is None else entry[1]
         self._taken[instance.key] = (instance, slot)
         return slot
@@ -33,16 +32,11 @@ class Slots:
         return None if entry is None else entry[1]
 
     def free(self, instance: Instance) -> int:
-        """Take an instance's slot back; returns it, to be cleared."""
+        """Take an instance's slot back; returns it, to be cleared. Raises KeyError if it has none."""
         slot = self._taken.pop(instance.key)[1]
         self._free.append(slot)
         return slot
 
-    def gone(self, known: Iterable[Instance]) -> list[Instance]:
-        """Instances that have a slot and are not known any more."""
-        keys = {instance.key for instance in known}
-        return [instance for key, (instance, _) in self._taken.items() if key not in keys]
-
-    def items(self) -> Iterator[tuple[Instance, int]]:
+    def pairs(self) -> Iterator[tuple[Instance, int]]:
         """Instances and their slots."""
         return iter(list(self._taken.values()))

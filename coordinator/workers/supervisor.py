@@ -1,42 +1,34 @@
 """The process over several: it looks after instances and workers, and serves no client."""
 
 import asyncio
-import contextlib
 import logging
 import mmap
 import os
-import socket
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
 from coordinator.controlplane import ControlPlane
 from coordinator.core.errors import EngineFailed, Side
+from coordinator.core.instance import Instance, State
 from coordinator.core.ports import SplitEngine
-from coordinator.observability.instruments import Cells
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines
 from coordinator.scheduler import LoadBoard, size_bytes
 from coordinator.transport.client import HttpClient
-from coordinator.workers.messages import Charge, Credit, Failed, Requests, Start, Told, Up
-from coordinator.workers.process import WorkerProcess
+from coordinator.workers.crew import Crew
+from coordinator.workers.messages import Charge, Credit, Requests, Start, Told, Up
+from coordinator.workers.port import ReservedPort
 from coordinator.workers.slots import Slots
+from coordinator.workers.sums import MetricSums
 from coordinator.workers.views import ViewSender
 from coordinator.workers.work import BoardWork
 
 LOG = logging.getLogger("pd_coordinator.workers")
 SLOTS = 8192
-METRICS_S = 0.5  # how long a scrape waits for a worker
 WATCH_S = 0.1
-SHORT_LIFE_S = 1.0
-LONGEST_PAUSE_S = 10.0
-LAST_WORDS_S = 4.0  # beyond the grace time, for a worker's error events and aborts
-
-_SNAPSHOT = msgspec.msgpack.Decoder(dict[str, dict[tuple[str, ...], list[float]]])
 
 
 class Supervisor:
@@ -44,9 +36,11 @@ class Supervisor:
 
     def __init__(self, settings: Settings, *, max_connections: int, path: Path | None = None) -> None:
         self.settings = settings
+        self.port = settings.server.port
         self._max_connections = max_connections
         count = settings.server.workers
         self.metrics = Metrics([family.name for family in FAMILIES])
+        self._sums = MetricSums(self.metrics)
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
         self._engines = make_engines(settings, self._client, self.metrics)
         self._board_fd = os.memfd_create("pd-coordinator loads")
@@ -57,19 +51,16 @@ class Supervisor:
         self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path, render=self._render)
         self.cluster = self.control.cluster
         self.management = self.control.management
-        self._workers: dict[int, WorkerProcess] = {}
-        self._views = ViewSender(self.cluster, self._slots, self._tell_all)
-        self._past: dict[str, Cells] = {}
-        self._last: dict[int, dict[str, Cells]] = {}
-        self._keepers: list[asyncio.Task[None]] = []
-        self._leaving = False
-        self._reserved: socket.socket | None = None
-        self.port = settings.server.port
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process ids of the workers by their numbers."""
-        return {number: worker.pid for number, worker in self._workers.items()}
+        self.crew = Crew(
+            self._board_fd, self._board, self._introduction, self._greet, heard=self._heard, bury=self._sums.bury
+        )
+        self._views = ViewSender(
+            self.cluster, self._slots, lambda view: self.crew.tell(None, view), lambda: self.crew.acknowledged
+        )
+        work.may_come = self._views.may_get_requests
+        self._known: tuple[Instance, ...] = ()
+        self._watching: asyncio.Task[None] | None = None
+        self._reserved: ReservedPort | None = None
 
     # --- life
 
@@ -77,10 +68,11 @@ class Supervisor:
         """Listen on the management port, look after the instances, and start every worker.
 
         Raises:
-            OSError: a port cannot be had; nothing is left running.
+            OSError: a port cannot be had, or a worker cannot be started; nothing is left running.
         """
         try:
-            self._reserve_port()
+            self._reserved = ReservedPort(self.settings.server.host, self.port)
+            self.port = self._reserved.port
             for name, engine in self._engines.items():
                 if isinstance(engine, SplitEngine):
                     engine.own(self._teller(name))
@@ -88,22 +80,12 @@ class Supervisor:
             await self.cluster.start()
             self.management.serving = False
             await self.management.start()
-            await self._start_workers()
+            await self.crew.start(self.settings.server.workers)
             self.management.serving = True
+            self._watching = asyncio.create_task(self._watch(), name="watch workers and instances")
         except BaseException:
             await self.aclose()
             raise
-
-    async def _start_workers(self) -> None:
-        count = self.settings.server.workers
-        workers = [await self._launch(number) for number in range(count)]
-        for worker in workers:
-            answer = await worker.started()
-            if isinstance(answer, Failed):
-                raise OSError(answer.reason)
-        loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(self._keep(worker), name=f"worker {worker.number}") for worker in workers]
-        self._keepers.append(loop.create_task(self._watch(), name="watch the board"))
 
     def reload(self) -> bool:
         """Read the file again; see ControlPlane.reload."""
@@ -111,28 +93,15 @@ class Supervisor:
 
     async def drain(self) -> None:
         """Have every worker drain and end; one that outlives its time is killed."""
-        self._leaving = True
         self.management.draining = True
-        within_s = self.settings.timeouts.effective.drain_s
-        for worker in self._workers.values():
-            worker.drain(within_s)
-        ends = [asyncio.create_task(w.ended(), name=f"end of worker {w.number}") for w in self._workers.values()]
-        if ends:
-            await asyncio.wait(ends, timeout=None if within_s == float("inf") else within_s + LAST_WORDS_S)
-        for worker in self._workers.values():
-            worker.kill()
+        await self.crew.drain(self.settings.timeouts.effective.drain_s)
 
     async def aclose(self) -> None:
-        """Stop everything; idempotent."""
-        self._leaving = True
-        for task in self._keepers:
-            task.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
-        for worker in self._workers.values():
-            worker.kill()
-            await worker.ended()
-        self._workers.clear()
+        """Stop everything; idempotent. Workers that still run get a third of a second for their aborts."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        await self.crew.aclose()
         for engine in self._engines.values():
             await engine.aclose()
         await self.cluster.aclose()
@@ -144,122 +113,75 @@ class Supervisor:
             os.close(self._board_fd)
             self._board_fd = -1
 
+    async def _watch(self) -> None:
+        """See when a leaving instance is idle, and what workers must know although the view has not changed."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                self.crew.look()
+                self.management.serving = self.crew.serving
+                self._part_idle()
+                self._views.refresh()
+            except Exception:  # the border to all that is watched: one fault must not end the watch
+                LOG.exception("watching workers and instances failed")
+
+    def _part_idle(self) -> None:
+        current = list(self.cluster.states())
+        # those behind them are leaving, too, and their ids have new holders
+        leaving = [instance for instance, state in current if state is State.DRAINING]
+        for instance in (*leaving, *self.cluster.known()[len(current) :]):
+            if self.control.work.in_flight(instance) == 0:
+                self.cluster.idle(instance)
+        known = self.cluster.known()
+        if known != self._known:
+            self._known = known
+            self._forget_all_but(known)
+
+    def _forget_all_but(self, known: tuple[Instance, ...]) -> None:
+        keys = {instance.key for instance in known}
+        ids = {instance.id for instance in known}
+        for instance, _ in self._slots.pairs():
+            if instance.key not in keys:
+                self._board.clear_slot(self._slots.free(instance))
+                self._views.forget(instance)
+                if instance.id not in ids:
+                    self._sums.forget_instance(instance.id)
+
     # --- workers
 
-    async def _launch(self, number: int) -> WorkerProcess:
-        worker = WorkerProcess(number, self._heard)
+    def _introduction(self, number: int) -> Start:
         server = self.settings.server.model_copy(update={"port": self.port})
-        settings = self.settings.model_copy(update={"server": server})
-        count = self.settings.server.workers
-        start = Start(number, count, SLOTS, settings.model_dump_json(), self._max_connections)
-        await worker.start(start, self._board_fd)
-        self._workers[number] = worker
-        worker.say(self._views.view())
+        settings = self.settings.model_copy(update={"server": server}).model_dump_json()
+        return Start(number, self.settings.server.workers, SLOTS, settings, self._max_connections, sys.path)
+
+    def _greet(self, number: int) -> None:
+        """Tell a new worker all there is; the view comes last, since it goes to work with that."""
         for engine in self._engines.values():
             if isinstance(engine, SplitEngine):
                 engine.introduce(number)
-        return worker
-
-    async def _keep(self, worker: WorkerProcess) -> None:
-        """Put a new process in the place of one that has ended, for as long as it takes."""
-        pause_s = 0.0
-        while True:
-            since_s = time.monotonic()
-            status = await worker.ended()
-            if self._leaving:
-                return
-            self._bury(worker)
-            lived_s = time.monotonic() - since_s
-            pause_s = 0.0 if lived_s > SHORT_LIFE_S else min(max(0.25, pause_s * 2), LONGEST_PAUSE_S)
-            LOG.warning("worker %d ended with status %d and is started again", worker.number, status)
-            await asyncio.sleep(pause_s)
-            worker = await self._launch(worker.number)
-
-    def _bury(self, worker: WorkerProcess) -> None:
-        """Clear the load of a worker that has died and keep what it had counted."""
-        self._board.clear_row(worker.number)
-        last = self._last.pop(worker.number, None)
-        if last is not None:
-            for instrument in self.metrics.instruments:
-                parts = [part.get(instrument.name, {}) for part in (self._past, last)]
-                self._past[instrument.name] = instrument.merge(parts)
-
-    async def _watch(self) -> None:
-        """See when a leaving instance is idle, and when what workers must know has changed without a view."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            known = self.cluster.known()
-            for instance in self._slots.gone(known):
-                if self.control.work.in_flight(instance) == 0:
-                    self._board.clear_slot(self._slots.free(instance))
-            for instance in known:
-                if instance not in self.cluster.view.ready and self.control.work.in_flight(instance) == 0:
-                    self.cluster.idle(instance)
-            self._views.refresh()
-
-    # --- messages
+        self.crew.tell(number, self._views.view())
 
     def _teller(self, engine: str) -> Callable[[int | None, bytes], None]:
         """Sends an engine's own messages to its halves in the workers."""
-        return lambda worker, data: self._tell(worker, Told(engine, data))
+        return lambda worker, data: self.crew.tell(worker, Told(engine, data))
 
-    def _tell(self, number: int | None, message: object) -> None:
-        """Send to one worker, or to all."""
-        if number is None:
-            self._tell_all(message)
-            return
-        worker = self._workers.get(number)
-        if worker is not None:
-            worker.say(message)
-
-    def _tell_all(self, message: object) -> None:
-        for worker in self._workers.values():
-            worker.say(message)
-
-    def _heard(self, _worker: WorkerProcess, message: Up) -> None:
+    def _heard(self, message: Up) -> None:
         if isinstance(message, Requests):
             self.control.traffic.note(message.prompt_bytes, message.output_tokens, message.count)
         elif isinstance(message, Charge | Credit):
-            instance = next((i for i in self.cluster.known() if i.id == message.instance), None)
+            asked = (message.instance, message.url)
+            instance = next((i for i in self.cluster.known() if (i.id, i.url) == asked), None)
             if instance is None:
                 return
             if isinstance(message, Credit):
                 self.cluster.credit(instance)
-            else:
-                error = EngineFailed(
-                    Side(message.side),
-                    message.instance,
-                    message.reason,
-                    detail=message.detail,
-                    connecting=message.connecting,
-                )
-                self.cluster.charge(instance, error)
-
-    # --- metrics and port
+                return
+            side, name = Side(message.side), message.instance
+            self.cluster.charge(
+                instance,
+                EngineFailed(side, name, message.reason, detail=message.detail, connecting=message.connecting),
+            )
 
     async def _render(self) -> bytes:
-        """The sums of all processes; a worker that does not answer in time counts as it last did."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(METRICS_S), asyncio.TaskGroup() as group:
-                for worker in self._workers.values():
-                    group.create_task(self._ask(worker), name=f"metrics of worker {worker.number}")
-        return self.metrics.render([self._past, *self._last.values()])
-
-    async def _ask(self, worker: WorkerProcess) -> None:
-        data = await worker.snapshot()
-        if data is not None:
-            self._last[worker.number] = _SNAPSHOT.decode(data)
-
-    def _reserve_port(self) -> None:
-        """Hold the data port without listening on it, so that all workers get the same one; raises OSError."""
-        host = self.settings.server.host
-        family, _, _, _, address = socket.getaddrinfo(host or None, self.port, type=socket.SOCK_STREAM)[0]
-        reserved = socket.socket(family)
-        try:
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reserved.bind(address)
-        except OSError:
-            reserved.close()
-            raise
-        self._reserved = reserved
-        self.port = reserved.getsockname()[1]
+        """The page with the sums of all processes."""
+        return self._sums.render(await self.crew.snapshots())

@@ -16,6 +16,7 @@ from coordinator.engines.mindie.link import DecodeLink, LinkSettings
 from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.engines.mindie.split import LinkOffice, RemoteLink, RemoteLinks, Tell
 from coordinator.engines.mindie.stops import Stops
+from coordinator.engines.mindie.strays import Strays
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.transport.scope import Scope
@@ -45,6 +46,7 @@ class MindieEngine:
         self._links: dict[object, DecodeLink] = {}
         self._office: LinkOffice | None = None
         self._remote: RemoteLinks | None = None
+        self._strays: Strays | None = None
         self._models: dict[object, str] = {}
 
     # --- instances
@@ -60,8 +62,8 @@ class MindieEngine:
         return dict(given)
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
-        """Open the result stream of a decode instance; the others need nothing standing."""
-        if instance.role is not Role.DECODE:
+        """Open the result stream of a decode instance; the others, and followers, need nothing standing."""
+        if instance.role is not Role.DECODE or self._remote is not None:
             watcher.linked()
             return
         reconnects = self._context.metrics.link_reconnects
@@ -97,13 +99,10 @@ class MindieEngine:
             raise refusal(instance, reply.status, reply.headers, b"")
         name = first_model(reply.body) if reply.status == 200 else None
         if name is not None:
-            self._learn(instance, name)
+            self.learn(instance, name)
             if self._office is not None:
                 self._office.serves(instance, name)
         return name
-
-    def _learn(self, instance: Instance, name: str) -> None:
-        self._models[instance.key] = name
 
     # --- over several processes (core.ports.SplitEngine)
 
@@ -118,12 +117,22 @@ class MindieEngine:
 
     def follow(self) -> None:
         """Become a half that is told what comes in on the streams."""
-        self._remote = RemoteLinks(self._context.log, on_late=self._late_frames.inc, learn=self._learn)
+        self._remote = RemoteLinks(self._context.log, self, on_late=self._late_frames.inc)
+        self._strays = Strays(self._ids, lambda wire_id, instance: self._stop(wire_id, None, instance))
 
     def told(self, data: bytes) -> None:
         """Take a message of the half that holds the streams."""
         if self._remote is not None:
             self._remote.told(data, time.monotonic())
+
+    def learn(self, instance: Instance, name: str) -> None:
+        """See split.Listener."""
+        self._models[instance.key] = name
+
+    def stray(self, instance: Instance, wire_id: bytes) -> None:
+        """See split.Listener."""
+        if self._strays is not None:
+            self._strays.met(instance, wire_id)
 
     def _link(self, decode: Instance) -> DecodeLink | RemoteLink | None:
         return self._links.get(decode.key) if self._remote is None else self._remote.by_key.get(decode.key)
@@ -258,8 +267,8 @@ class MindieEngine:
 
     # --- ends
 
-    def _stop(self, wire_id: str, request: Request, *instances: Instance) -> None:
-        asked = request.ask.model or "model"
+    def _stop(self, wire_id: str, request: Request | None, *instances: Instance) -> None:
+        asked = (request.ask.model if request is not None else None) or "model"
         self._stops.stop(wire_id, [(i, i.model or self._models.get(i.key) or asked) for i in instances])
 
     async def aclose(self) -> None:

@@ -6,6 +6,7 @@ stands in the upper bits of their request id, all of one read in one message.
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -17,8 +18,10 @@ from coordinator.wire.mindie import Frame, Kind
 Tell = Callable[[int | None, bytes], None]
 """Send bytes to the other half in one worker, or in all of them (None)."""
 
+MAX_KNOWN_IDS = 65536
 _KINDS = tuple(Kind)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+_DATA = _NUMBERS[Kind.DATA]
 
 
 class _Word(msgspec.Struct, array_like=True, tag=True):
@@ -64,7 +67,8 @@ class LinkOffice:
         self._tell = tell
         self._next = 0
         self._open: dict[int, Instance] = {}
-        self._models: dict[Instance, str] = {}
+        self._models: dict[object, tuple[Instance, str]] = {}
+        self._owners: dict[bytes, int | None] = {}
 
     def number(self) -> int:
         """A number for a stream."""
@@ -85,33 +89,47 @@ class LinkOffice:
         """Send messages to the processes whose they are; returns those that name no process. Hot."""
         batches: dict[int, list[tuple[bytes, int, bytes]]] = {}
         left: list[Frame] = []
+        owners = self._owners
         for frame in frames:
             rid, kind, body = frame
-            worker = worker_of(rid)
+            worker = owners[rid] if rid in owners else self._owner(rid)
             if worker is None:
                 left.append(frame)
+                continue
+            # looking a kind up calls its hash, which is slow for an enumeration
+            coded = (rid, _DATA if kind is Kind.DATA else _NUMBERS[kind], body)
+            batch = batches.get(worker)
+            if batch is None:
+                batches[worker] = [coded]
             else:
-                batches.setdefault(worker, []).append((rid, _NUMBERS[kind], body))
+                batch.append(coded)
         for worker, batch in batches.items():
             self._say(worker, Frames(number, batch))
         return left
 
     def serves(self, instance: Instance, name: str) -> None:
         """Tell everybody an instance's model name, where it is another one than before."""
-        if self._models.get(instance) != name:
-            self._models[instance] = name
+        known = self._models.get(instance.key)
+        if known is None or known[1] != name:
+            self._models[instance.key] = (instance, name)
             self._say(None, Model(instance, name))
 
     def forget(self, instance: Instance) -> None:
         """An instance is gone."""
-        self._models.pop(instance, None)
+        self._models.pop(instance.key, None)
 
     def introduce(self, worker: int) -> None:
         """Tell a process that has just started what the others know."""
         for number, instance in self._open.items():
             self._say(worker, Opened(number, instance))
-        for instance, name in self._models.items():
+        for instance, name in self._models.values():
             self._say(worker, Model(instance, name))
+
+    def _owner(self, rid: bytes) -> int | None:
+        if len(self._owners) >= MAX_KNOWN_IDS:
+            self._owners.clear()
+        worker = self._owners[rid] = worker_of(rid)
+        return worker
 
     def _say(self, worker: int | None, word: _Word) -> None:
         self._tell(worker, _ENCODER.encode(word))
@@ -123,19 +141,29 @@ class RemoteLink(Boxes):
     up = True
 
 
+class Listener(Protocol):
+    """Who wants to know what comes in beside the messages of live requests."""
+
+    def learn(self, instance: Instance, name: str) -> None:
+        """An instance says what it serves."""
+        ...
+
+    def stray(self, instance: Instance, wire_id: bytes) -> None:
+        """A message came for a request that is not there."""
+        ...
+
+
 class RemoteLinks:
     """All streams as a serving process sees them, by the keys of their instances.
 
     Args:
-        learn: told an instance's model name.
+        on_late: called for each message whose request is not there; see Boxes.late.
     """
 
-    def __init__(
-        self, log: logging.Logger, *, on_late: Callable[[], None], learn: Callable[[Instance, str], None]
-    ) -> None:
+    def __init__(self, log: logging.Logger, listener: Listener, *, on_late: Callable[[], None]) -> None:
         self._log = log
+        self._listener = listener
         self._on_late = on_late
-        self._learn = learn
         self._by_number: dict[int, RemoteLink] = {}
         self.by_key: dict[object, RemoteLink] = {}
 
@@ -146,15 +174,16 @@ class RemoteLinks:
             link = self._by_number.get(word.number)
             if link is not None:
                 frames = [(rid, _KINDS[kind], body) for rid, kind, body in word.frames]
-                for _, _, body in link.deliver(frames, now_s):
+                for rid, _, body in link.deliver(frames, now_s):
                     link.late(body)
+                    self._listener.stray(link.instance, rid)
         elif isinstance(word, Opened):
             link = RemoteLink(word.instance, self._log, on_late=self._on_late)
             self._by_number[word.number] = self.by_key[word.instance.key] = link
         elif isinstance(word, Lost):
             self._lose(word)
         else:
-            self._learn(word.instance, word.name)
+            self._listener.learn(word.instance, word.name)
 
     def _lose(self, word: Lost) -> None:
         link = self._by_number.pop(word.number, None)

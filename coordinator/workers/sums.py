@@ -1,0 +1,51 @@
+"""Metrics over processes that come and go: one page with sums that never go backwards."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from coordinator.observability.instruments import Cells
+from coordinator.observability.metrics import Metrics
+
+_DECODER = msgspec.msgpack.Decoder(dict[str, dict[tuple[str, ...], list[float]]])
+INSTANCE = "instance"
+
+
+def packed(metrics: Metrics) -> bytes:
+    """A process's numbers for `MetricSums`."""
+    return msgspec.msgpack.encode(metrics.snapshot())
+
+
+class MetricSums:
+    """The sums of this process, of the workers there are, and of those that have ended.
+
+    What a worker counted between the last page and a sudden end is lost with it.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._past: dict[str, Cells] = {}
+
+    def bury(self, snapshot: bytes | None) -> None:
+        """Keep what a worker that has ended had counted."""
+        if snapshot is None:
+            return
+        last = _DECODER.decode(snapshot)
+        for instrument in self._metrics.instruments:
+            parts = [part.get(instrument.name, {}) for part in (self._past, last)]
+            self._past[instrument.name] = instrument.merge(parts)
+
+    def forget_instance(self, instance_id: str) -> None:
+        """Drop the series of an instance that is gone."""
+        self._metrics.forget_instance(instance_id)
+        for instrument in self._metrics.instruments:
+            if INSTANCE in instrument.label_names:
+                at = instrument.label_names.index(INSTANCE)
+                cells = self._past.get(instrument.name, {})
+                self._past[instrument.name] = {
+                    labels: values for labels, values in cells.items() if labels[at] != instance_id
+                }
+
+    def render(self, snapshots: Iterable[bytes]) -> bytes:
+        """The text for `/metrics`."""
+        return self._metrics.render([self._past, *map(_DECODER.decode, snapshots)])
