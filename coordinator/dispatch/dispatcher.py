@@ -66,6 +66,7 @@ class Dispatcher:
         self._clock = clock
         self._scopes: set[Scope] = set()
         self._idle = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.draining = False
         self.elsewhere: Callable[[], int] | None = None
         self.on_live: Callable[[int], None] | None = None
@@ -88,13 +89,14 @@ class Dispatcher:
         taken = len(self._scopes) + (self.elsewhere() if self.elsewhere is not None else 0)
         if taken >= self._limits.max_requests:
             raise TooManyRequests("too many requests are being served")
-        scope = Scope()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
+        scope = Scope(loop)
         self._enter(scope)
         try:
             async with scope:
                 relay.on_cut = scope.interrupt
                 flight = Flight(request, relay, record)
-                with Watch(flight, scope.interrupt, self._clock):
+                with Watch(flight, scope.interrupt, self._clock, loop):
                     await self._attempts(flight)
         finally:
             relay.on_cut = None

@@ -52,11 +52,17 @@ class Watch:
 
     __slots__ = ("_clock", "_flight", "_handle", "_interrupt", "_loop")
 
-    def __init__(self, flight: Flight, interrupt: Callable[[RequestError], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        flight: Flight,
+        interrupt: Callable[[RequestError], None],
+        clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self._flight = flight
         self._interrupt = interrupt
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:

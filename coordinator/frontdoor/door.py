@@ -1,6 +1,7 @@
 """The front door: from a client's HTTP request to a request for the dispatcher, and from any error to its answer."""
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -20,6 +21,8 @@ from coordinator.observability.metrics import Metrics
 from coordinator.relay import Relay
 from coordinator.server.exchange import Exchange
 
+ID_MASK = (1 << 64) - 1
+SPREAD = 0x9E3779B97F4A7C15  # odd, so no two of 2**64 ids are equal; neighbours look nothing alike
 TRACE = logging.getLogger("pd_coordinator.api")
 
 
@@ -69,6 +72,7 @@ class FrontDoor:
         self.settings = settings
         self._ready = ready
         self._started_s = int(time.time())
+        self._ids = itertools.count(secrets.randbits(63))
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is; cancelled when its client leaves."""
@@ -198,7 +202,7 @@ class FrontDoor:
     # --- both
 
     def _record(self, exchange: Exchange, family: Family) -> RequestRecord:
-        ident = request_id(exchange.headers) or secrets.token_hex(8)
+        ident = request_id(exchange.headers) or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
         return RequestRecord(id=ident, api=family.name, path=exchange.path)
 
     def _relay(self, exchange: Exchange, family: Family, record: RequestRecord) -> Relay:

@@ -97,8 +97,10 @@ class Seat:
         """Take the rank that belongs to the load as it is. Returns whether the instance was full and is no more."""
         policy, load, was, was_full = self.pricing.policy, self.load, self.rank, self.full
         cost = 0.0 if policy.per_request else self.pricing.cost(load, self.instance, NO_DEMAND)
-        self.rank = (self.tier, cost, load.picked, self)
         self.full = policy.accounting.full(load, self.instance.capacity)
+        if cost == was[1] and load.picked == was[2] and self.full == was_full:
+            return False
+        self.rank = (self.tier, cost, load.picked, self)
         for home in self.homes:
             if not was_full:
                 home.withdraw(was)

@@ -184,7 +184,8 @@ class ClientConnection(asyncio.Protocol):
         shared = self._shared
         exchange = self._exchange = Exchange(self, request, body, refusal)
         exchange.congested = self._congested
-        task = asyncio.get_running_loop().create_task(shared.handler(exchange), name="client request")
+        loop = shared.loop = shared.loop or asyncio.get_running_loop()
+        task = loop.create_task(shared.handler(exchange), name="client request")
         self._task = task
         shared.tasks.add(task)
         task.add_done_callback(partial(self._handled, exchange))

@@ -50,6 +50,7 @@ class Shared:
     clock: Callable[[], float]
     executor: Executor
     freed: Callable[[], None]
+    loop: asyncio.AbstractEventLoop | None = None
     draining: bool = False
     stopping: bool = False
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

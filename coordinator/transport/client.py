@@ -56,6 +56,14 @@ class HttpClient:
         self._pool = Pool(idle_s=idle_s, max_idle_per_address=max_idle_per_address, clock=clock)
         self._retries: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that this client works on."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     @property
     def open_connections(self) -> int:
@@ -164,7 +172,7 @@ class HttpClient:
     # --- inside
 
     async def _exchange(self, connection: Connection, call: Call, limits: tuple[int, int], deadline_s: float) -> Reply:
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         future: asyncio.Future[Reply] = loop.create_future()
         claim = connection.begin(call, Collector(future, *limits))
         timer = None

@@ -15,6 +15,8 @@ from .reader import ReplyReader
 from .reply import ReplySink
 from .request import Call
 
+STALE_S = 0.5
+
 
 class Home(Protocol):
     """Where a connection lives while no request uses it."""
@@ -46,6 +48,7 @@ class Connection(asyncio.Protocol):
         "_paused",
         "_reader",
         "_reused",
+        "_sent_s",
         "_transport",
         "address",
         "idle_since_s",
@@ -61,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._paused = False
         self._reused = False
+        self._sent_s = 0.0
 
     @property
     def usable(self) -> bool:
@@ -83,6 +87,7 @@ class Connection(asyncio.Protocol):
             raise TransportError("closed", f"{self.address.netloc}: closed before the request", unsent=True)
         self._reader = ReplyReader(sink, bodiless=call.bodiless, max_head_bytes=call.max_head_bytes)
         self._keep = call.keep
+        self._sent_s = self._clock()
         transport.write(call.head)
         if call.body:
             transport.write(call.body)
@@ -208,5 +213,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _loss(self, error: Exception | None) -> TransportError:
-        stale = self._reused and self._reader is not None and self._reader.untouched
+        # what crosses with the peer's close shows at once; a loss after that may be of a request that was at work
+        at_once = self._clock() - self._sent_s <= STALE_S
+        stale = at_once and self._reused and self._reader is not None and self._reader.untouched
         return loss_error(error, self.address.netloc, unsent=stale)

@@ -13,15 +13,17 @@ class Scope:
     the block ends. A cancellation that comes from elsewhere at the same time wins and stays a cancellation.
     """
 
-    __slots__ = ("_cancelling", "_error", "_task")
+    __slots__ = ("_cancelling", "_error", "_loop", "_task")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Args: `loop`: the running one, where the caller has it at hand; asking for it costs a system call."""
+        self._loop = loop
         self._task: asyncio.Task[object] | None = None
         self._error: BaseException | None = None
         self._cancelling = 0
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._loop)
         assert self._task is not None, "a scope needs a task"
         self._cancelling = self._task.cancelling()
         return self

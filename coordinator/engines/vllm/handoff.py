@@ -80,7 +80,7 @@ class Handoff:
         Cancellation ends the request at prefill; an answer that comes in that moment is not lost.
         """
         instance = self._placement.prefill
-        call = WholeCall()
+        call = WholeCall(self._means.client.loop)
         self._placement.prefill_sent(self.wire_id)
         try:
             reply = await self._post(call, instance, prefill_body(self._fields))
@@ -121,7 +121,7 @@ class Handoff:
     async def whole(self, prefilled: Prefilled) -> bytes:
         """Decode, and return its answer with what prefill adds to it. Raises RequestError."""
         decode = self._placement.decode
-        call = WholeCall(None if prefilled.params is None else self._means.farewells)
+        call = WholeCall(self._means.client.loop, None if prefilled.params is None else self._means.farewells)
         try:
             reply = await self._post(call, decode, decode_body(self._fields, prefilled.params))
         except BaseException as error:

@@ -58,13 +58,13 @@ class WholeCall:
     comes in between is kept.
 
     Args:
+        loop: the running one.
         farewells: parts with the connection where we leave before there is a reply; None: it is closed at once.
     """
 
     __slots__ = ("_collector", "_farewells", "_future", "_waiter")
 
-    def __init__(self, farewells: Farewells | None = None) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop, farewells: Farewells | None = None) -> None:
         self._farewells = farewells
         self._future: asyncio.Future[Reply] = loop.create_future()
         self._waiter: asyncio.Future[None] = loop.create_future()

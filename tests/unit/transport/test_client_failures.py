@@ -5,7 +5,7 @@ import time
 import pytest
 from scripted_engine import chunked, turns, whole
 
-from coordinator.transport import TransportError
+from coordinator.transport import HttpClient, TransportError
 
 
 async def failure(get, **options):
@@ -112,6 +112,26 @@ class TestStale:
         engine.script = answered
         assert (await get()).body == b"ok"
         assert len(engine.peers) == 3
+
+    async def test_a_loss_after_a_while_is_of_a_request_at_work(self, engine, get):
+        """An engine that has read the request, worked on it and died must not get it again under the same id."""
+        now_s = [100.0]
+        slow = HttpClient(connect_s=5.0, clock=lambda: now_s[0])
+
+        def script(peer, _):
+            if len(peer.requests) == 1:
+                peer.send(whole(b"ok"))
+            else:
+                now_s[0] += 1.0
+                peer.fin()
+
+        engine.script = script
+        await slow.fetch(engine.address, b"GET", "/", (), deadline_s=math.inf)
+        with pytest.raises(TransportError) as lost:
+            await slow.fetch(engine.address, b"POST", "/", (), b"work", deadline_s=math.inf)
+        assert (lost.value.reason, lost.value.unsent) == ("closed", False)
+        assert len(engine.peers) == 1
+        await slow.aclose()
 
     async def test_one_byte_of_a_reply_rules_it_out(self, engine, get):
         def script(peer, request):

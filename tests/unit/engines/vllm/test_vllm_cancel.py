@@ -77,6 +77,10 @@ class ByHand:
         self.sinks = []
         self.wait = wait
 
+    @property
+    def loop(self):
+        return asyncio.get_running_loop()
+
     async def open_stream(self, address, method, target, headers, body, *, sink):
         if self.wait is not None and self.sinks:
             await self.wait
