@@ -127,9 +127,10 @@ class Crew:
         return (worker.snapshot for worker in list(self._workers.values()) if worker.snapshot is not None)
 
     async def drain(self, within_s: float) -> None:
-        """Have every worker drain and end; one that outlives its time is killed."""
+        """Have every worker drain and end; one that outlives its time is left to `aclose`, which kills it."""
         self._leaving = True
-        await self._end(within_s, within_s + LAST_WORDS_S)
+        for worker in await self._end(within_s, within_s + LAST_WORDS_S):
+            LOG.warning("worker %d does not come to its end and is killed", worker.number)
 
     async def aclose(self) -> None:
         """End every worker at once; idempotent."""
@@ -146,7 +147,8 @@ class Crew:
         for worker in self._workers.values():
             await worker.ended()
 
-    async def _end(self, within_s: float, patience_s: float) -> None:
+    async def _end(self, within_s: float, patience_s: float) -> list[WorkerProcess]:
+        """Tell all to end and wait for that; returns those that have not."""
         workers = list(self._workers.values())
         for worker in workers:
             worker.drain(within_s)
@@ -157,6 +159,7 @@ class Crew:
         finally:
             for task in ends:
                 task.cancel()
+        return [worker for worker, task in zip(workers, ends, strict=True) if not task.done()]
 
     # --- one worker
 

@@ -34,20 +34,26 @@ def alive(pid: int) -> bool:
     return False
 
 
-def peers_of(pid: int) -> set[int]:
-    """Ports of the clients that are connected to a process."""
+def sockets_of(pid: int) -> list[list[str]]:
+    """The TCP sockets of a process, as the fields of /proc/net/tcp."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
-            target = os.readlink(entry)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    ports = set()
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[9] in inodes:
-            ports.add(int(fields[2].rpartition(":")[2], 16))
-    return ports
+            inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return [fields for fields in rows if fields[9] in inodes]
+
+
+def port_in(address: str) -> int:
+    """The port of an address in /proc/net/tcp."""
+    return int(address.rpartition(":")[2], 16)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process listens on a port."""
+    with suppress(OSError):
+        return any(fields[3] == "0A" and port_in(fields[1]) == port for fields in sockets_of(pid))
+    return False
 
 
 def port_of(client: Client) -> int:
@@ -59,7 +65,7 @@ def by_worker(coordinator: Coordinator, clients: list[Client]) -> dict[int, list
     """Which worker has which client."""
     found: dict[int, list[Client]] = {}
     for pid in workers_of(coordinator):
-        ports = peers_of(pid)
+        ports = {port_in(fields[2]) for fields in sockets_of(pid)}
         found[pid] = [client for client in clients if port_of(client) in ports]
     return found
 
@@ -150,17 +156,6 @@ def lateness() -> float:
     return max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 1)
 
 
-def listens(pid: int, port: int) -> bool:
-    """Whether a process has a listening socket on a port."""
-    with suppress(OSError):
-        inodes = {os.readlink(entry)[8:-1] for entry in Path(f"/proc/{pid}/fd").iterdir()}
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                return int(fields[1].rpartition(":")[2], 16) == port
-    return False
-
-
 async def test_what_a_killed_worker_left_at_decode_is_stopped(cluster):
     coordinator = cluster.coordinator
     prompt = "Story [[fault:slow=0.05]] [[length:2000]]"
@@ -177,6 +172,7 @@ async def test_what_a_killed_worker_left_at_decode_is_stopped(cluster):
     cluster.wait_idle(4)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_is_replaced(cluster):
     """A stopped process takes connections and answers none; its place must not stay empty."""
     coordinator = cluster.coordinator

@@ -5,7 +5,7 @@ stands in the upper bits of their request id, all of one read in one message.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -56,7 +56,14 @@ class Model(_Word):
     name: str
 
 
-_ENCODER = msgspec.msgpack.Encoder()
+def _plain(value: object) -> object:
+    """What msgspec does not pack by itself: mappings of other kinds than dict, as instances may have for options."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} in a message")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER = msgspec.msgpack.Decoder(Opened | Lost | Frames | Model)
 
 
