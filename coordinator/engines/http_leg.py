@@ -3,16 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable
-
-import msgspec
+from dataclasses import replace
 
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Completed, Out, Stages
 from coordinator.core.request import Headers, Request
+from coordinator.engines.whole_answer import MAX_BYTES, WholeAnswer, error_in
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
-from coordinator.transport.reply import Reply
 from coordinator.transport.stream import Stream
 from coordinator.wire.events import MAY_BE_ERROR, ErrorEvent, find_error, is_whole
 from coordinator.wire.refusal import message_of
@@ -79,18 +78,30 @@ async def _relay_whole(
     now_s = time.monotonic()
     if reply.status != 200:
         raise refusal(instance, reply.status, reply.headers, reply.body)
-    check_whole(instance, reply)
+    check_whole(instance, reply.body)
     stages.prefilled(now_s)
     stages.decoding(now_s)
     out.whole(reply.body, now_s, reply.header(b"content-type") or b"application/json")
 
 
-def check_whole(instance: Instance, reply: Reply) -> None:
-    """Raise EngineFailed for a 200 whose JSON is empty or cut short: no client may take it for an answer."""
+def check_whole(instance: Instance, body: bytes) -> None:
+    """Raise for a 200 whose JSON is empty, cut short or an error: no client may take it for an answer."""
     try:
-        msgspec.json.decode(reply.body, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise EngineFailed(side_of(instance), instance.id, "bad_reply", detail="answer is no JSON") from error
+        error = error_in(body)
+    except ValueError as problem:
+        raise EngineFailed(side_of(instance), instance.id, "bad_reply", detail=str(problem)) from problem
+    if error is not None:
+        raise reported(instance, error)
+
+
+def reported(instance: Instance, error: ErrorEvent) -> RequestError:
+    """What an engine tells behind a 200, before anything was sent: a refusal where it says 4xx, else its failure."""
+    if 400 <= error.code < 500:
+        return EngineRefused(error.code, error.message or message_of(b"", error.code))
+    failure = EngineFailed(side_of(instance), instance.id, "engine_error", detail=error.message[:300])
+    if error.message:
+        failure.message = f"the {failure.side} instance failed: {error.message}"
+    return failure
 
 
 async def _relay_stream(
@@ -141,21 +152,23 @@ class StreamLeg:
         instance: whose answer it is.
         decoding: whether a token, or a whole answer, has come.
         done: resolves with the end of the answer, or fails with a RequestError.
+        sent_s: when the request went out (monotonic).
+        status: of the answer, as soon as its head is there; else 0.
     """
 
     def __init__(self, instance: Instance, stages: Stages, out: Out, *, untyped: bool = False) -> None:
         self.instance = instance
         self.decoding = False
+        self.sent_s = 0.0
+        self.status = 0
         self._stages = stages
         self._out = out
         self._untyped = untyped
-        self._stream: Stream | None = None
         self._flowing = False
         self._refused: list[bytes] | None = None
         self._refused_bytes = 0
-        self._status = 0
         self._headers: Headers = ()
-        self._whole: list[bytes] | None = None
+        self._whole: WholeAnswer | None = None
         self._before = b""
         self._tail = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,17 +180,17 @@ class StreamLeg:
 
     def started_by(self, stream: Stream) -> None:
         """Learn the stream, to slow it down when the client is slow."""
-        self._stream = stream
+        self.sent_s = time.monotonic()
         self._out.paced_by(stream.pause, stream.resume)
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the status and headers."""
-        self._status, self._headers = status, headers
+        self.status, self._headers = status, headers
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         if status != 200:
             self._refused = []
         elif not (kind.startswith(EVENT_STREAM) or self._untyped):
-            self._whole = []
+            self._whole = WholeAnswer()
 
     def data(self, data: bytes, now_s: float) -> None:
         """Take body bytes; hot."""
@@ -201,9 +214,11 @@ class StreamLeg:
             if self._refused_bytes <= MAX_ERROR_BYTES:
                 self._refused.append(data)
             else:
-                self._fail(refusal(self.instance, self._status, self._headers, b"".join(self._refused)))
+                self._fail(refusal(self.instance, self.status, self._headers, b"".join(self._refused)))
         elif self._whole is not None:
-            self._whole.append(data)
+            if not self._whole.add(data):
+                too_long = f"answer above {MAX_BYTES} bytes"
+                self._fail(EngineFailed(side_of(self.instance), self.instance.id, "reply_too_large", detail=too_long))
         else:
             error = None if self._untyped else find_error(data)
             sound = data if error is None else data[: error.at]
@@ -226,20 +241,15 @@ class StreamLeg:
         self._stages.decoding(now_s)
 
     def _reported(self, error: ErrorEvent) -> RequestError:
-        """The engine's error event as an error of the request."""
-        if 400 <= error.code < 500 and not self._out.started:
-            return EngineRefused(error.code, error.message or message_of(b"", error.code))
-        failure = EngineFailed(side_of(self.instance), self.instance.id, "engine_error", detail=error.message[:300])
-        if error.message:
-            failure.message = f"the {failure.side} instance failed: {error.message}"
-        return failure
+        """The engine's error event as an error of the request; a status is of no use to a client that has a part."""
+        return reported(self.instance, replace(error, code=0) if self._out.started else error)
 
     def end(self, now_s: float) -> None:
         """The body ended by its own framing."""
         if self.done.done():
             return
         if self._refused is not None:
-            self._fail(refusal(self.instance, self._status, self._headers, b"".join(self._refused)))
+            self._fail(refusal(self.instance, self.status, self._headers, b"".join(self._refused)))
         elif self._whole is not None:
             self._answer_whole(now_s)
         else:
@@ -258,10 +268,11 @@ class StreamLeg:
 
     def _answer_whole(self, now_s: float) -> None:
         """The engine answered a streaming request with one JSON document."""
-        body = b"".join(self._whole or ())
+        assert self._whole is not None
+        body = self._whole.body
         try:
-            check_whole(self.instance, Reply(self._status, self._headers, body))
-        except EngineFailed as error:
+            check_whole(self.instance, body)
+        except RequestError as error:
             self._fail(error)
             return
         self._decodes(now_s)

@@ -44,6 +44,19 @@ async def test_the_request_goes_through_with_an_id_of_our_own(world):
     assert out.body == b'{"x":1}'
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_behind_a_200_is_no_answer(world, stream):
+    async def answer(call):
+        call.reply(b'{"error":{"message":"boom"}}', 200, ("Content-Type", "application/json"))
+
+    world.fake.infer = answer
+    out = Out()
+    with pytest.raises(EngineFailed) as caught:
+        await world.engine.serve(request(stream=stream), Placed(world.h0), out)
+    assert (caught.value.reason, caught.value.detail) == ("engine_error", "boom")
+    assert not out.started
+
+
 async def test_a_probe_takes_any_answer_below_500(world):
     for status in (200, 404):
 

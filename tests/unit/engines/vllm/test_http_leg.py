@@ -128,6 +128,47 @@ async def test_a_whole_answer_to_a_stream():
     assert Driven(headers=headers).feed(b'{"a"').error().reason == "bad_reply"
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b'{"error":{"message":"boom","code":500}}', 502, "the decode instance failed: boom"),
+        (b'{"error":{"message":"boom","type":"x"}}', 502, "the decode instance failed: boom"),
+        (b'{"error":"boom","error_type":"generation"}', 502, "the decode instance failed: boom"),
+        (b'{"object":"error","message":"boom"}', 502, "the decode instance failed: boom"),
+        (b'{"id":1, "error": {"message":"too long","code":400}}', 400, "too long"),
+    ],
+)
+async def test_an_error_behind_a_200_is_no_answer(body, status, says):
+    driven = Driven(headers=((b"content-type", b"application/json"),)).feed(body[:7], body[7:])
+    assert (driven.error().status, driven.error().message) == (status, says)
+    assert not driven.sink.started
+    assert not driven.leg.decoding
+    assert driven.stages.moments == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices":[{"message":{"content":"\\"error\\""}}],"error":null}',
+        b'{"choices":[],"error":{"message":"partly"}}',
+        b'[{"generated_text":"x","token":"error"}]',
+        b'{"generated_text":"x","details":{"logprobs":[{"text":"error"}]}}',
+        b'{"text":["x"],"why":"error"}',
+    ],
+)
+async def test_an_answer_about_errors_is_an_answer(body):
+    assert Driven(headers=((b"content-type", b"application/json"),)).feed(body).sink.answer == body
+
+
+async def test_a_whole_answer_to_a_stream_has_a_limit(monkeypatch):
+    monkeypatch.setattr("coordinator.engines.whole_answer.MAX_BYTES", 10)
+    headers = ((b"content-type", b"application/json"),)
+    assert Driven(headers=headers).feed(b'{"a"', b":1234}").sink.answer == b'{"a":1234}'
+    driven = Driven(headers=headers).feed(b'{"a"', b":12345}", b"more", end=False)
+    assert driven.error().reason == "reply_too_large"
+    assert not driven.sink.started
+
+
 async def test_usage_is_merged_at_the_end_and_held_pieces_come():
     sink = Sink()
     leg = MergingLeg(DECODE, Placement(DECODE, DECODE), sink, Raw(b"3"))
