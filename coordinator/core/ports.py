@@ -108,6 +108,13 @@ class Placement(Stages, Protocol):
         """The decode instance; the same object as `prefill` for a hybrid instance."""
         ...
 
+    def skip_prefill(self) -> None:
+        """Decode serves the request alone: prefill's share of the load ends, and its stage is not timed.
+
+        Nothing is pinned, and `prefilled` does nothing from here on.
+        """
+        ...
+
 
 class Members(Protocol):
     """The cluster as those see it who serve requests with it."""

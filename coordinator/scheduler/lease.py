@@ -24,9 +24,9 @@ class Keeper(Protocol):
 class Lease:
     """A placement (`core.ports.Placement`) that holds load on its instances until its scope is left.
 
-    Prefill's share ends with `prefilled`; from then until `decoding` its KV is counted as pinned; decode's share ends
-    with the scope. Each happens once, in whatever order the calls come; after the end calls do nothing. A hybrid
-    instance has one share, for the whole time.
+    Prefill's share ends with `prefilled` or `skip_prefill`; from `prefilled` until `decoding` its KV is counted as
+    pinned; decode's share ends with the scope. Each happens once, in whatever order the calls come; after the end calls
+    do nothing. A hybrid instance has one share, for the whole time.
 
     Attributes:
         prefill: the prefill instance, or the hybrid one.
@@ -46,6 +46,7 @@ class Lease:
         "_keeper",
         "_pinned",
         "_prefill_share",
+        "_skipped",
         "decode",
         "decoding_s",
         "ended_s",
@@ -63,6 +64,7 @@ class Lease:
         self._keeper = keeper
         self._clock = clock
         self._pinned = False
+        self._skipped = False
         self.decode: Instance = decode.load.instance
         self.prefill: Instance = self.decode if prefill is None else prefill.load.instance
         self.wire_ids: list[str] = []
@@ -80,9 +82,18 @@ class Lease:
         if self.sent_s is None:
             self.sent_s = self._clock()
 
+    def skip_prefill(self) -> None:
+        """See `core.ports.Placement`. Gives prefill's share back; a hybrid instance keeps its only one."""
+        share = self._prefill_share
+        if share is None or self.ended_s is not None or self.prefilled_s is not None:
+            return
+        self._skipped = True
+        if share.give_back():
+            self._keeper.settle(share.load)
+
     def prefilled(self, now_s: float) -> None:
         """See `core.ports.Stages`. Gives prefill's share back."""
-        if self.ended_s is not None or self.prefilled_s is not None:
+        if self._skipped or self.ended_s is not None or self.prefilled_s is not None:
             return
         self.prefilled_s = now_s
         share = self._prefill_share

@@ -15,6 +15,7 @@ PARAMS = "kv_transfer_params"
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _ONE = Raw(b"1")
 _FALSE = Raw(b"false")
+_TRUE = Raw(b"true")
 _HOLD = Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
@@ -114,9 +115,15 @@ def decode_body(fields: Fields, params: Raw | None) -> bytes:
     return write_fields({name: value for name, value in fields.items() if name != PARAMS})
 
 
-def release_body(fields: Fields, params: Raw) -> bytes:
-    """The body that makes a decode instance fetch the KV and stop (protocol page §1.5)."""
-    return write_fields({**clamped(fields), PARAMS: params})
+def release_body(fields: Fields, params: Raw, salt: str) -> bytes:
+    """The body that makes a decode instance fetch the KV and stop (protocol page §1.5).
+
+    It asks for a stream, whose head tells at once that the instance has taken the request on. What comes may be KV that
+    prefill has already used for something else; `salt`, digits of our own, keeps later requests from finding it cached.
+    """
+    body = {**clamped(fields), "stream": _TRUE, "cache_salt": Raw(f'"{salt}"'.encode()), PARAMS: params}
+    body.pop("prompt_logprobs", None)  # refused for streams
+    return write_fields(body)
 
 
 def clamped(fields: Fields) -> Fields:

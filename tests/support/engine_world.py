@@ -185,6 +185,9 @@ class Placed(Stages):
         self.prefill = prefill
         self.decode = decode or prefill
 
+    def skip_prefill(self):
+        self.moments.append(("skipped", None))
+
 
 class Watcher:
     """Remembers what became of an instance's links."""

@@ -42,7 +42,7 @@ class VllmEngine:
         self._client = context.client
         self._aborts = metrics.aborts
         self._abandoned = metrics.handoffs_abandoned.labels()
-        self._decodes: dict[object, Instance] = {}
+        self._decodes: dict[str, Instance] = {}
         self._ailing: set[object] = set()
         self._models: dict[object, tuple[str | None, float]] = {}
         self._releases = KvReleases(context.client, context.log, on_result=self._count_release)
@@ -72,18 +72,27 @@ class VllmEngine:
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Nothing stands open between requests."""
         if instance.role is Role.DECODE:
-            self._decodes[instance.key] = instance
+            self._decodes[instance.id] = instance
         watcher.linked()
 
     async def detach(self, instance: Instance) -> None:
         """Forget the instance and close idle connections."""
-        self._decodes.pop(instance.key, None)
+        known = self._decodes.get(instance.id)
+        if known is not None and known.key == instance.key:
+            del self._decodes[instance.id]
         self._models.pop(instance.key, None)
         self._ailing.discard(instance.key)
         self._client.close_address(instance.address)
 
+    def _renew(self, instance: Instance) -> None:
+        """Take over what a reload has changed about an instance that is attached: its group, model or peers."""
+        known = self._decodes.get(instance.id)
+        if known is not instance and known is not None and known.key == instance.key:
+            self._decodes[instance.id] = instance
+
     async def probe(self, instance: Instance) -> str | None:
         """Alive is whoever answers `/health` without a 5xx; the model's name is asked for now and then."""
+        self._renew(instance)
         deadline_s = time.monotonic() + self._context.health_timeout_s
         self._ailing.add(instance.key)
         reply = await self._get(instance, self._context.health_path or HEALTH_PATH, deadline_s)
@@ -126,11 +135,13 @@ class VllmEngine:
         _demand_spoken(request)
         fields = _fields_of(request)
         prefill, decode = placement.prefill, placement.decode
+        self._renew(decode)
         if prefill.address == decode.address:
             return await self._serve_alone(request, placement, prefill, fields, out)
         way = Way.ALONE if request.api == NATIVE else way_of(fields)
         if way is Way.ALONE:
             self._missing.never_asked(decode)
+            placement.skip_prefill()
             return await self._serve_alone(request, placement, decode, fields, out)
         if way is Way.SPLIT:
             body = await serve_batch(self._means, request, placement, fields, prompts_of(fields))

@@ -33,6 +33,10 @@ from coordinator.wire.vllm import (
 )
 
 ERROR = "error"
+OK = 200
+UNSURE_S = (
+    5.0  # an answer that is no stream tells nothing until its end; a decode instance that works has begun by then
+)
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -98,39 +102,42 @@ class Handoff:
 
     async def stream(self, prefilled: Prefilled, out: Out) -> None:
         """Decode, and relay its stream as it comes. Raises RequestError."""
-        decode = self._placement.decode
+        decode, farewells = self._placement.decode, self._means.farewells
         leg = self._leg(prefilled, out)
         request = replace(self._request, body=decode_body(self._fields, prefilled.params))
-        sent_s = time.monotonic()
 
         def part(stream: Stream) -> None:
             if prefilled.params is None or leg.decoding or not leg.left:
                 stream.close()
             else:
-                self._means.farewells.part(stream, sent_s)
+                farewells.part(stream, leg.sent_s)
 
         try:
             await run_stream(self._means.client, request, self._headers, leg, part)
         except BaseException as error:
             if not (leg.decoding or leg.left):
                 self._release(prefilled.params, error)
+            elif leg.left and leg.status != OK:  # it has not even begun to answer: it may not know of the KV
+                self._release(prefilled.params, error, wait_s=farewells.left_s(leg.sent_s))
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise
 
     async def whole(self, prefilled: Prefilled) -> bytes:
         """Decode, and return its answer with what prefill adds to it. Raises RequestError."""
-        decode = self._placement.decode
-        call = WholeCall(self._means.client.loop, None if prefilled.params is None else self._means.farewells)
+        decode, farewells = self._placement.decode, self._means.farewells
+        call = WholeCall(self._means.client.loop, None if prefilled.params is None else farewells)
         try:
             reply = await self._post(call, decode, decode_body(self._fields, prefilled.params))
         except BaseException as error:
-            if not (call.left or (call.reply is not None and call.reply.status == 200)):
+            if not (call.left or (call.reply is not None and call.reply.status == OK)):
                 self._release(prefilled.params, error)
+            elif call.left and call.status != OK and time.monotonic() - call.sent_s < UNSURE_S:
+                self._release(prefilled.params, error, wait_s=farewells.left_s(call.sent_s))
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise
-        if reply.status != 200:
+        if reply.status != OK:
             refused = refusal(decode, reply.status, reply.headers, reply.body)
             self._release(prefilled.params, refused)
             raise refused
@@ -153,7 +160,7 @@ class Handoff:
 
     def _read(self, reply: Reply) -> Prefilled:
         instance = self._placement.prefill
-        if reply.status != 200:
+        if reply.status != OK:
             raise refusal(instance, reply.status, reply.headers, reply.body)
         try:
             return read_prefill(reply.body)
@@ -172,14 +179,19 @@ class Handoff:
             return
         self._release(prefilled.params, error)
 
-    def _release(self, params: Raw | None, error: BaseException) -> None:
-        """Have the KV fetched: decode's leg is over, and decode may not even know of it (protocol page §1.5, §1.6).
+    def _release(self, params: Raw | None, error: BaseException, *, wait_s: float | None = None) -> None:
+        """Have the KV fetched, for decode has not, or may not even know of it (protocol page §1.5, §1.6).
 
-        Not for a leg that we left while decode was at work: its closed connection makes decode let go of the KV.
+        Args:
+            params: prefill's record, if there is one.
+            error: why decode's leg is over.
+            wait_s: decode was left while it had the request, which it has for so long still. If it does know, it frees
+                the KV as its connection closes, and what is asked for here is refused or read in vain.
         """
         if params is None:
             return
-        guilty = isinstance(error, RequestError | TransportError)
+        doubtful = wait_s is not None
+        guilty = doubtful or isinstance(error, RequestError | TransportError)
         prefill, decode = self._placement.prefill, self._placement.decode
         others = [instance for instance in self._means.fetchers(prefill, decode) if instance.key != decode.key]
         self._means.releases.release(
@@ -189,7 +201,9 @@ class Handoff:
                 wire_id=self.wire_id,
                 target=self._request.target,
                 headers=self._headers,
-                body=release_body(self._fields, params),
+                body=release_body(self._fields, params, self.wire_id),
+                wait_s=wait_s or 0.0,
+                doubtful=doubtful,
             )
         )
 

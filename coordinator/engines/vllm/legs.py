@@ -1,6 +1,7 @@
 """The two kinds of calls: one whose whole reply is awaited, and a stream with something to add at its end."""
 
 import asyncio
+import math
 import time
 
 from msgspec import Raw
@@ -35,11 +36,15 @@ class Farewells:
 
     def part(self, stream: Stream, sent_s: float) -> None:
         """Close the stream of a request that went out at `sent_s` (monotonic), at once or as soon as it is old."""
-        left_s = sent_s + self.linger_s - time.monotonic()
-        if left_s <= 0:
-            stream.close()
-        else:
+        left_s = self.left_s(sent_s)
+        if left_s > 0:
             self._parting[stream] = asyncio.get_running_loop().call_later(left_s, self._close, stream)
+        else:
+            stream.close()
+
+    def left_s(self, sent_s: float) -> float:
+        """How long a request that went out at `sent_s` (monotonic) still has."""
+        return max(0.0, sent_s + self.linger_s - time.monotonic())
 
     def _close(self, stream: Stream) -> None:
         self._parting.pop(stream).cancel()
@@ -60,11 +65,17 @@ class WholeCall:
     Args:
         loop: the running one.
         farewells: parts with the connection where we leave before there is a reply; None: it is closed at once.
+
+    Attributes:
+        sent_s: when it went out (monotonic); infinity until then.
+        status: of the reply, as soon as its head is there; else 0.
     """
 
-    __slots__ = ("_collector", "_farewells", "_future", "_waiter")
+    __slots__ = ("_collector", "_farewells", "_future", "_waiter", "sent_s", "status")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, farewells: Farewells | None = None) -> None:
+        self.sent_s = math.inf
+        self.status = 0
         self._farewells = farewells
         self._future: asyncio.Future[Reply] = loop.create_future()
         self._waiter: asyncio.Future[None] = loop.create_future()
@@ -90,13 +101,13 @@ class WholeCall:
             TransportError: there is no whole reply.
         """
         stream = await client.open_stream(instance.address, b"POST", target, headers, body, sink=self)
-        sent_s = time.monotonic()
+        self.sent_s = time.monotonic()
         try:
             await self._waiter
             return self._future.result()
         finally:
             if self._farewells is not None and self.left:
-                self._farewells.part(stream, sent_s)
+                self._farewells.part(stream, self.sent_s)
             else:
                 stream.close()
 
@@ -104,6 +115,7 @@ class WholeCall:
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the head."""
+        self.status = status
         self._collector.head(status, headers)
 
     def data(self, data: bytes, now_s: float) -> None:

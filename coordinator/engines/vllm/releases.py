@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from coordinator.core.instance import Instance
 from coordinator.core.request import Headers
+from coordinator.engines.vllm.visit import Said, visit
 from coordinator.transport.client import HttpClient
-from coordinator.transport.errors import TransportError
 
 MAX_PENDING = 1000
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 TRY_S = 10.0
 WITHIN_S = 30.0  # protocol page §1.5: the engine's own lease ends then, and the KV with it
+LINGER_S = 0.1  # from an engine's head to the moment at which it knows of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Orphan:
         decodes: instances that can fetch it, best first; asked one after the other, again and again.
         headers: with the request's id, by which the engines know it.
         body: one token, with prefill's record.
+        wait_s: how long the request's own decode instance gets before anybody is asked.
+        doubtful: that instance may have got the KV, so that a refusal means no more than that it is gone.
     """
 
     prefill: Instance
@@ -35,13 +38,15 @@ class Orphan:
     target: str
     headers: Headers
     body: bytes
+    wait_s: float = 0.0
+    doubtful: bool = False
 
 
 class KvReleases:
     """Lets a decode instance fetch orphaned KV for one token that nobody reads, on tasks of its own.
 
     That is the only way there is: prefill has no call that frees it. A decode instance that has taken the request on
-    frees prefill's blocks also when it is aborted before it has read them, so a call that went out has done its work.
+    frees prefill's blocks also when it is aborted before it has read them, so it is left as soon as it has.
     """
 
     def __init__(
@@ -75,40 +80,44 @@ class KvReleases:
         task.add_done_callback(self._tasks.pop)
 
     async def _run(self, orphan: Orphan) -> None:
-        released = False
+        result = "failed"
         try:
-            released = await self._fetched(orphan)
+            said = await self._asked(orphan)
+            if said is Said.TAKEN or (said is Said.REFUSED and orphan.doubtful):
+                result = "sent"
         finally:
-            self._on_result("sent" if released else "failed")
-        if not released:
+            self._on_result(result)
+        if result == "failed":
             self._log.warning(
-                "KV of request %s stays on prefill instance %s until its lease ends: no decode instance has fetched it",
+                "KV of request %s stays on prefill instance %s until its lease ends: %s",
                 orphan.wire_id,
                 orphan.prefill.id,
+                "decode cannot fetch it" if said is Said.REFUSED else "no decode instance has fetched it",
             )
 
-    async def _fetched(self, orphan: Orphan) -> bool:
+    async def _asked(self, orphan: Orphan) -> Said:
+        """Ask one decode instance after the other until one has looked at the request."""
+        if orphan.wait_s:
+            await asyncio.sleep(orphan.wait_s)
         deadline_s = self._clock() + WITHIN_S
         for attempt, pause_s in enumerate(self._pauses_s if orphan.decodes else ()):
             if pause_s:
                 await asyncio.sleep(pause_s)
-            decode = orphan.decodes[attempt % len(orphan.decodes)]
-            try:
-                reply = await self._client.fetch(
-                    decode.address,
-                    b"POST",
-                    orphan.target,
-                    orphan.headers,
-                    orphan.body,
-                    deadline_s=min(self._clock() + TRY_S, deadline_s),
-                )
-            except TransportError as error:
-                if error.reason == "timeout" and not error.unsent:
-                    return True  # taken on, and aborted by our leaving
-                continue
-            if reply.status < 500:
-                return reply.status < 400  # a refusal will be the same the next time
-        return False
+            left_s = deadline_s - self._clock()
+            if left_s <= 0:
+                break
+            said = await visit(
+                self._client,
+                orphan.decodes[attempt % len(orphan.decodes)],
+                orphan.target,
+                orphan.headers,
+                orphan.body,
+                within_s=min(TRY_S, left_s),
+                linger_s=LINGER_S,
+            )
+            if said is not Said.NOTHING:
+                return said
+        return Said.NOTHING
 
     async def aclose(self, within_s: float) -> None:
         """Wait for what is under way, at most `within_s`, then give up the rest."""

@@ -6,6 +6,7 @@ import pytest
 from scheduler_world import fleet, instance, numbers, request, scheduler, see
 
 STEPS = {
+    "skipped": lambda lease: lease.skip_prefill(),
     "prefilled": lambda lease: lease.prefilled(1.0),
     "decoding": lambda lease: lease.decoding(2.0),
     "end": lambda lease: lease.end(),
@@ -41,7 +42,31 @@ def test_decode_may_speak_before_prefill_answers():
     assert numbers(made) == {}
 
 
-@pytest.mark.parametrize("names", [order for size in (1, 2, 3) for order in permutations(STEPS, size)])
+def test_a_request_that_needs_no_prefill():
+    made, lease = placed()
+    lease.prefill_sent("7")
+    lease.skip_prefill()
+    assert numbers(made) == {"d0": (1, 3, 0)}
+    assert made.in_flight(lease.prefill) == 0
+    lease.prefilled(1.0)
+    assert lease.prefilled_s is None
+    assert numbers(made) == {"d0": (1, 3, 0)}
+    lease.decoding(2.0)
+    lease.end()
+    assert (lease.wire_ids, lease.decoding_s) == (["7"], 2.0)
+    assert numbers(made) == {}
+
+
+def test_a_prefill_that_is_over_cannot_be_skipped():
+    made, lease = placed()
+    lease.prefilled(1.0)
+    lease.skip_prefill()
+    assert lease.prefilled_s == 1.0
+    assert numbers(made) == {"p0": (0, 0, 1), "d0": (1, 3, 0)}
+    lease.end()
+
+
+@pytest.mark.parametrize("names", [order for size in (1, 2, 3, 4) for order in permutations(STEPS, size)])
 def test_everything_is_given_back_once_in_any_order(names):
     made, lease = placed()
     with made.try_place(request(tokens=300)) as other:

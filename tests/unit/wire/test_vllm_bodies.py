@@ -79,8 +79,10 @@ def test_a_clients_own_record_reaches_no_engine():
 
 
 def test_a_release_is_one_token_with_the_record():
-    sent = json.loads(release_body(fields(prompt="p", max_tokens=7, stream=True), Raw(b'{"mine":1}')))
-    assert sent == {"prompt": "p", "max_tokens": 1, "stream": False, "kv_transfer_params": {"mine": 1}}
+    given = fields(prompt="p", max_tokens=7, stream_options={}, prompt_logprobs=2, cache_salt="theirs")
+    sent = json.loads(release_body(given, Raw(b'{"mine":1}'), "77"))
+    record = {"mine": 1}
+    assert sent == {"prompt": "p", "max_tokens": 1, "stream": True, "cache_salt": "77", "kv_transfer_params": record}
 
 
 @pytest.mark.parametrize(

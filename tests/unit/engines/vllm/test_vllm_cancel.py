@@ -58,16 +58,61 @@ async def test_leaving_while_prefill_works_ends_it_there(world, stream):
     assert not world.engine.pinned()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_while_decode_works_ends_it_there_and_asks_nobody_else(world, stream):
+async def leave_at_decode(world, *, stream):
+    """Leave while decode has the request."""
     world.engine.attach(world.other, world.watcher)
-    world.d.gate.clear()
     task = asyncio.create_task(world.serve(world.request(stream=stream)))
-    await world.until(lambda: world.d.seen)
+    await world.until(lambda: world.d.seen and world.client.open_connections - world.client.idle_connections == 1)
+    if stream and world.d.door.is_set():
+        await asyncio.sleep(0.01)  # for the head to come
     await leave(task)
     await world.until(lambda: world.d.aborted)
-    assert not world.engine.pinned()
+    await world.settled()
+
+
+async def test_leaving_a_stream_that_decode_has_opened_asks_nobody_else(world):
+    world.d.gate.clear()
+    await leave_at_decode(world, stream=True)
     assert not world.d1.seen
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_a_decode_that_has_not_looked_at_the_request_releases_the_kv(world, stream):
+    world.d.door.clear()
+    await leave_at_decode(world, stream=stream)
+    assert not world.pinned
+    assert len(world.d1.seen) == 1
+    assert world.count("aborts", "sent") == 1
+
+
+async def test_leaving_a_whole_answer_that_is_on_its_way_asks_another_who_finds_nothing(world, caplog):
+    """Nobody can tell it from a decode that has not looked at it: the refusal means that the KV is gone."""
+    world.d.gate.clear()
+    await leave_at_decode(world, stream=False)
+    assert len(world.d1.seen) == 1
+    assert world.count("aborts", "sent") == 1
+    assert world.count("handoffs_abandoned") == 0
+    assert not caplog.records
+
+
+async def test_a_decode_that_has_worked_for_long_is_trusted(world, monkeypatch):
+    monkeypatch.setattr("coordinator.engines.vllm.handoff.UNSURE_S", 0.0)
+    world.d.gate.clear()
+    await leave_at_decode(world, stream=False)
+    assert not world.d1.seen
+
+
+async def test_while_decode_may_still_look_at_it_the_kv_counts_as_pinned(world):
+    world.engine._farewells.linger_s = 5.0
+    world.engine.attach(world.other, world.watcher)
+    world.d.door.clear()
+    task = asyncio.create_task(world.serve(world.request(stream=True)))
+    await world.until(lambda: world.d.seen)
+    await leave(task)
+    assert world.engine.pinned() == {"p0": 1}
+    assert not world.d1.seen
+    assert not world.d.aborted
+    world.d.door.set()
 
 
 class ByHand:
@@ -169,6 +214,7 @@ async def test_what_comes_after_leaving_is_seen_by_nobody(world, caplog):
     work, releases = handoff(world, client)
     task = asyncio.create_task(work.whole(Prefilled(params=Raw(b"{}"))))
     await asyncio.sleep(0)
+    client.sinks[0].head(200, ())
     await leave(task)
     client.sinks[0].lost(TransportError("reset"))
     del client.sinks[0], work, task

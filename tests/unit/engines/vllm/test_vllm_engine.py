@@ -1,7 +1,9 @@
+import asyncio
 import json
 import logging
 
 import pytest
+from engine_world import held, scheduler
 from vllm_pair import CHAT, COMPLETIONS, DONE, HOLD, Placement, event, reply, sse
 
 from coordinator.config.errors import OptionError
@@ -115,8 +117,26 @@ async def test_what_needs_several_consumers_runs_on_decode_alone(world, body):
     assert not world.p.seen
     assert world.d.bodies == [{"prompt": "a", **body}]
     assert len(placement.wire_ids) == 1
-    assert placement.moments == ORDER
+    assert placement.moments == ["skipped", "sent", "decoding"]
     assert world.count("missing_kv", "vllm") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_decode_alone_holds_no_share_of_prefill(world, stream):
+    made = scheduler(world.prefill, world.decode)
+    request = world.request(COMPLETIONS, prompt="a", n=2, stream=stream)
+    lease = made.try_place(request)
+    world.d.gate.clear()
+    with lease:
+        task = asyncio.create_task(world.serve(request, placement=lease))
+        await world.until(lambda: world.d.seen)
+        assert held(made) == {"d0": (1, 0)}
+        world.d.gate.set()
+        await task
+        assert held(made) == {"d0": (1, 0)}
+        assert lease.prefilled_s is None
+        assert lease.decoding_s is not None
+    assert held(made) == {}
 
 
 # --- API families and other instances

@@ -144,12 +144,17 @@ class Prefill(Server):
 
 
 class Decode(Server):
-    """Takes a record once only, under the id that prefill knows."""
+    """Takes a record once only, under the id that prefill knows.
+
+    Closed, `door` keeps a request from being looked at, and `gate` from being answered.
+    """
 
     role = Role.DECODE
 
     def __init__(self, world, name="d0"):
         super().__init__(world, name)
+        self.door = asyncio.Event()
+        self.door.set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.status = 200
@@ -158,15 +163,19 @@ class Decode(Server):
         self.cut = False
 
     async def answer(self, headers, body, writer):
+        await self.door.wait()
         if self.status == 200:
             problem = self.world.fetch(headers["x-request-id"], body.get("kv_transfer_params"))
             if problem:
                 await reply(writer, {"error": {"message": problem}}, 400)
                 return
+        stream = body.get("stream") and self.status == 200
+        if stream:  # engines open a stream before they have anything to say
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         await self.gate.wait()
         if self.status != 200:
             await reply(writer, {"error": {"message": f"says {self.status}"}}, self.status)
-        elif body.get("stream"):
+        elif stream:
             await self._stream(body, writer)
         else:
             count = body.get("n", 1) * (len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1)
@@ -175,7 +184,6 @@ class Decode(Server):
             await reply(writer, {"choices": choices, "usage": usage, **self.extra})
 
     async def _stream(self, body, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for event in token_events(body) if self.events is None else self.events:
             writer.write(b"%x\r\n%b\r\n" % (len(event), event))
             await writer.drain()
@@ -241,8 +249,11 @@ class Placement:
         self.wire_ids.append(wire_id)
         self.moments.append("sent")
 
+    def skip_prefill(self):
+        self.moments.append("skipped")
+
     def prefilled(self, now_s):
-        if "prefilled" not in self.moments:
+        if "prefilled" not in self.moments and "skipped" not in self.moments:
             self.moments.append("prefilled")
 
     def decoding(self, now_s):
