@@ -34,8 +34,8 @@ class OwnWork:
         for holder in self._holders:
             held.update(holder.pinned())
         for instance, load in self._scheduler.loads():
-            kept = held[instance.id] if instance.role is Role.PREFILL else 0
-            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned + kept)
+            left = held[instance.id] if instance.role is Role.PREFILL else 0
+            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned, left)
 
     def in_flight(self, instance: Instance) -> int:
         """Requests that still need an instance."""

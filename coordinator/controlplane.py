@@ -19,12 +19,18 @@ FROM_FILE = "file"
 
 
 class InstanceLoad(NamedTuple):
-    """What is on one instance."""
+    """What is on one instance.
+
+    Attributes:
+        pinned: live requests whose KV it keeps for decode.
+        left: ended requests whose KV is still to be released.
+    """
 
     instance: Instance
     requests: int
     blocks: int
     pinned: int
+    left: int = 0
 
 
 class Work(Protocol):
@@ -128,7 +134,7 @@ class ControlPlane:
     def _read_pinned(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for load in self.work.loads():
             if load.instance.role is Role.PREFILL:
-                yield (load.instance.id,), load.pinned
+                yield (load.instance.id,), load.pinned + load.left
 
     def _read_states(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for instance, state in self.cluster.states():

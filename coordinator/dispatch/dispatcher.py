@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.core.errors import (
     BadRequest,
+    DeadlineExceeded,
     Draining,
     EngineFailed,
     EngineRefused,
@@ -179,6 +180,8 @@ class Dispatcher:
             with lease:
                 outcome = await engine.serve(flight.request, lease, flight.relay)
         except EngineFailed as error:
+            if error.reason == "timeout" and self._clock() >= flight.request.deadlines.finished_s:
+                raise DeadlineExceeded("request") from error  # the engine's call ended with it, a moment earlier
             self._blame(lease, error)
             raise
         except EngineRefused:
@@ -224,8 +227,12 @@ class Dispatcher:
         if not able:
             raise NoInstance("no instance is ready")
         instance = min(able, key=self._scheduler.in_flight)
+        left_s = request.deadlines.finished_s - self._clock()
         try:
-            return await self._engines[instance.engine].call(request, instance)
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                return await self._engines[instance.engine].call(request, instance)
+        except TimeoutError:
+            raise DeadlineExceeded("request") from None
         except EngineFailed as error:
             self._cluster.charge(instance, error)
             raise

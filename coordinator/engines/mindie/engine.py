@@ -1,6 +1,7 @@
 """The choreography of one MindIE request (MindIE protocol page §4-§8)."""
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 
@@ -219,7 +220,7 @@ class MindieEngine:
                 request.target,
                 headers,
                 request.body,
-                deadline_s=request.deadlines.finished_s,
+                deadline_s=math.inf,  # the dispatcher watches the request's deadlines
                 keep=True,
             )
         except TransportError as error:

@@ -214,6 +214,17 @@ class TestDeadlines:
         await ended(started.task)
         assert len(world.engine.attempts) == 1
 
+    async def test_a_call_that_ended_with_it_is_no_fault_of_the_instance(self):
+        async def one(attempt):
+            world.clock.now_s += 0.005
+            raise EngineFailed(Side.PREFILL, attempt.placement.prefill.id, "timeout")
+
+        world = World(one)
+        started = world.start(finished_s=0.004)
+        assert (await ended(started.task)).stage == "request"
+        assert len(world.engine.attempts) == 1
+        assert world.cluster.charged == []
+
     async def test_all_attempts_share_them(self):
         world = World(fails(lambda a: EngineFailed(Side.PREFILL, a.placement.prefill.id, "reset")), hang)
         started = world.start(finished_s=0.004)
