@@ -34,6 +34,11 @@ class Mirror:
         self.view = ClusterView(0)
 
     @property
+    def members(self) -> list[Instance]:
+        """Every instance that requests may run on."""
+        return [instance for instance, _ in self._members.values()]
+
+    @property
     def slots(self) -> dict[object, int]:
         """Where instances stand on the board, by their keys."""
         return {key: slot for key, (_, slot) in self._members.items()}

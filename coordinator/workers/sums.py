@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from coordinator.observability.instruments import Cells
+from coordinator.observability.instruments import CallbackGauge, Cells
 from coordinator.observability.metrics import Metrics
 
 _DECODER = msgspec.msgpack.Decoder(dict[str, dict[tuple[str, ...], list[float]]])
@@ -27,11 +27,13 @@ class MetricSums:
         self._past: dict[str, Cells] = {}
 
     def bury(self, snapshot: bytes | None) -> None:
-        """Keep what a worker that has ended had counted."""
+        """Keep what a worker that has ended had counted; what it had going has ended with it."""
         if snapshot is None:
             return
         last = _DECODER.decode(snapshot)
         for instrument in self._metrics.instruments:
+            if isinstance(instrument, CallbackGauge):
+                continue
             parts = [part.get(instrument.name, {}) for part in (self._past, last)]
             self._past[instrument.name] = instrument.merge(parts)
 

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
 from coordinator.core.errors import Draining
 from coordinator.core.instance import Instance
-from coordinator.core.ports import SplitEngine
+from coordinator.core.ports import KvHolder, SplitEngine
 from coordinator.dataplane import DataPlane
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
@@ -58,6 +58,7 @@ class Worker:
         for half in self._halves.values():
             half.follow()
         self._mirror = Mirror(say, self._board)
+        self._metrics.add_gauge("kv_pinned_requests", self._read_pinned)
         self._scheduler = Scheduler(
             make_policies(settings), max_queue=settings.limits.max_queue, fallback=settings.scheduling.fallback
         )
@@ -184,6 +185,13 @@ class Worker:
             LOG.exception("instance %s could not be detached", instance.id)
 
     # --- to the supervisor
+
+    def _read_pinned(self) -> Iterator[tuple[tuple[str], int]]:
+        """Ended requests whose KV is still to be released; what live ones keep is on the board."""
+        known = {instance.id for instance in self._mirror.members}
+        for engine in self._engines.values():
+            if isinstance(engine, KvHolder):
+                yield from (((held,), count) for held, count in engine.pinned().items() if held in known)
 
     def _note(self, prompt_bytes: int, output_tokens: int) -> None:
         self._requests += 1

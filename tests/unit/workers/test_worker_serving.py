@@ -200,6 +200,16 @@ async def test_engines_are_told_who_comes_and_goes(monkeypatch):
         assert world.worker._metrics.engine_failures.snapshot() == {}
 
 
+async def test_kv_that_is_still_to_be_released_is_told(monkeypatch):
+    async with World() as world:
+        engine = world.worker._engines["vllm"]
+        monkeypatch.setattr(engine, "pinned", lambda: {"p0": 3, "gone": 1})
+        world.view(instance("p0", engine="vllm"))
+        world.worker.take(AskMetrics(1))
+        values = msgspec.msgpack.decode(world.of(Snapshot)[0].data, type=dict[str, dict[tuple[str, ...], list[float]]])
+        assert values["pd_coordinator_kv_pinned_requests"] == {("p0",): [3]}
+
+
 async def test_an_engine_that_fails_there_hurts_nobody(monkeypatch, caplog):
     async with World() as world:
         engine = world.worker._engines["hybrid"]

@@ -58,6 +58,17 @@ def test_what_an_ended_worker_counted_stays():
     assert values(sums.render([packed(busy(0)), packed(busy(1))]))[OK] == 8
 
 
+def test_what_an_ended_worker_had_going_does_not_stay():
+    own, worker = Metrics(APIS), busy(1)
+    own.add_gauge("kv_pinned_requests", lambda: [(("p0",), 2)])
+    worker.add_gauge("kv_pinned_requests", lambda: [(("p0",), 3)])
+    sums = MetricSums(own)
+    pinned = ("pd_coordinator_kv_pinned_requests", ("instance", "p0"))
+    assert values(sums.render([packed(worker)]))[pinned] == 5
+    sums.bury(packed(worker))
+    assert values(sums.render([]))[pinned] == 2
+
+
 def test_series_of_an_instance_that_is_gone():
     own = busy(2)
     sums = MetricSums(own)

@@ -269,7 +269,7 @@ class TestWork:
         self.rows[0].write_live(4)
         self.rows[1].write_live(3)
         self.rows[1].write_queued(2)
-        assert {load.instance.id: load[1:] for load in work.loads()} == {
+        assert {load.instance.id: load[1:4] for load in work.loads()} == {
             "p0": (2, 10, 3), "d0": (4, 6, 0), "d1": (0, 0, 0),
         }  # fmt: skip
         assert [work.in_flight(member) for member in (P0, D0, D1, D2)] == [5, 4, 0, 0]
