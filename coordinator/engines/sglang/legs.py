@@ -1,9 +1,10 @@
 """The two sinks of an attempt: prefill's answer is drained, decode's goes to the client."""
 
+import re
 import time
 from collections.abc import Callable
 
-from coordinator.core.errors import EngineFailed, EngineRefused, RequestError
+from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Stages
 from coordinator.core.request import Headers
@@ -14,6 +15,8 @@ from coordinator.wire.sglang_answers import blames_peer, failure_in
 
 STALE_WITHIN_S = 1.0  # a kept connection that the engine had closed shows it within a round trip
 OK = 200
+# how decode instances say that the KV did not come (SGLang protocol page §3)
+_WAITED = re.compile(r"in time|tim(?:ed|e)[ -]?out|WaitingForInput", re.IGNORECASE)
 
 
 class PrefillLeg:
@@ -21,17 +24,19 @@ class PrefillLeg:
 
     Args:
         keep_bytes: how much of the answer is kept; the rest is dropped as it comes.
+        status: where it takes an answer over, that of its head.
 
     Attributes:
         over: the answer has ended, well or not.
         stale: it failed because the engine had closed a kept connection; the request was not processed.
+        status: of the answer, as soon as its head is there; else 0.
         on_doomed: called with the head of an answer that can only be a failure.
         on_over: called once, with the monotonic time and the failure, if it is one.
     """
 
     __slots__ = (
-        "_headers", "_keep_bytes", "_parts", "_sent_s", "_status", "_stream", "instance", "on_doomed", "on_over",
-        "over", "stale",
+        "_headers", "_keep_bytes", "_parts", "_sent_s", "_stream", "instance", "on_doomed", "on_over", "over",
+        "stale", "status",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +47,7 @@ class PrefillLeg:
         keep_bytes: int,
         on_doomed: Callable[[], None],
         on_over: Callable[[float, RequestError | None], None],
+        status: int = 0,
     ) -> None:
         self.instance = instance
         self.over = False
@@ -51,7 +57,7 @@ class PrefillLeg:
         self._stream = stream
         self._keep_bytes = keep_bytes
         self._parts: list[bytes] = []
-        self._status = 0
+        self.status = status
         self._headers: Headers = ()
         self._sent_s = time.monotonic()
 
@@ -68,7 +74,7 @@ class PrefillLeg:
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the status."""
-        self._status = status
+        self.status = status
         if status != OK:
             self._headers = headers
             self._keep_bytes = MAX_ERROR_BYTES
@@ -79,12 +85,12 @@ class PrefillLeg:
         if self._keep_bytes > 0:
             self._parts.append(data[: self._keep_bytes])
             self._keep_bytes -= len(data)
-        elif self._status != OK:
+        elif self.status != OK:
             self.give_up(now_s)
 
     def end(self, now_s: float) -> None:
         """The answer is complete."""
-        self._close(now_s, self._refusal() if self._status != OK else self._failure())
+        self._close(now_s, self._refusal() if self.status != OK else self._failure())
 
     def lost(self, error: TransportError) -> None:
         """The connection broke."""
@@ -94,7 +100,7 @@ class PrefillLeg:
 
     def give_up(self, now_s: float) -> None:
         """Tell a failure by what has come of it; nothing after a good head."""
-        if self._status not in (0, OK):
+        if self.status not in (0, OK):
             self._close(now_s, self._refusal())
 
     # --- inside
@@ -105,7 +111,7 @@ class PrefillLeg:
             self.on_over(now_s, error)
 
     def _refusal(self) -> RequestError:
-        return refusal(self.instance, self._status, self._headers, self.body)
+        return refusal(self.instance, self.status, self._headers, self.body)
 
     def _failure(self) -> RequestError | None:
         """A 200 is not yet a success (rules for all flavours: 3, 12)."""
@@ -160,3 +166,11 @@ def settled(instance: Instance, error: RequestError) -> tuple[RequestError, bool
         detail = f"status {error.status}: {message[:200]}"
         error = EngineFailed(side_of(instance), instance.id, "engine_error", detail=detail)
     return error, True
+
+
+def late(prefill: Instance, error: RequestError) -> EngineFailed | None:
+    """The failure of a prefill that decode has waited for until its time was up; None if decode says no such thing."""
+    message = error.detail or error.message
+    if _WAITED.search(message) is None:
+        return None
+    return EngineFailed(Side.PREFILL, prefill.id, "timeout", detail=f"decode waited for it: {message}")

@@ -9,10 +9,10 @@ from coordinator.core.errors import EngineFailed, RequestError, Side
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Placement
 from coordinator.core.request import Headers
-from coordinator.engines.http_leg import failed
+from coordinator.engines.http_leg import MAX_ERROR_BYTES, failed
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut
-from coordinator.engines.sglang.legs import DecodeLeg, PrefillLeg, settled
+from coordinator.engines.sglang.legs import DecodeLeg, PrefillLeg, late, settled
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import ReplySink
@@ -21,6 +21,7 @@ from coordinator.transport.stream import Stream
 
 BLAME_WAIT_S = 0.25  # how long a failure that blames the other leg waits for that leg's own
 REFUSAL_WAIT_S = 0.5  # how long the text of an error answer is waited for
+FIRST_FAILURE = 500
 PREFILL_WAIT_S = 5.0  # how long a complete answer waits for what prefill adds to it
 
 
@@ -69,6 +70,11 @@ class Pair:
         self._timer: asyncio.TimerHandle | None = None
         self._prefilled: asyncio.Event | None = None  # for who waits for prefill's answer
         self._sent_well = False  # prefill has answered, and no failure
+        self._gave_up: RequestError | None = None  # prefill's failure that blames decode
+        self._blamed = False  # decode has failed, and blames prefill
+        self._doomed = False  # nothing of decode's may reach the client any more
+        self._decode_error: RequestError | None = None  # how it failed after that
+        self._overheard: PrefillLeg | None = None  # what listens to a decode whose answer is not wanted any more
         self._prefill = PrefillLeg(
             placement.prefill,
             stream=call.stream,
@@ -107,6 +113,8 @@ class Pair:
         self._prefill_stream = await self._open(client, placement.prefill, self._prefill)
         self._decode_stream = await self._open(client, placement.decode, decode)
         decode.started_by(self._decode_stream)
+        if self._doomed:
+            self._overhear()
         try:
             await decode.done
         except RequestError as error:
@@ -143,14 +151,21 @@ class Pair:
         if self._decode.stale:
             raise StaleConnection(error)
         error, blames_prefill = settled(self._decode.instance, error)
-        if blames_prefill and not self._sent_well:
-            await asyncio.sleep(BLAME_WAIT_S)  # prefill's own failure interrupts
-        raise error
+        if not blames_prefill or self._sent_well:
+            raise error
+        if self._gave_up is not None:
+            raise self._gave_up
+        self._blamed = True
+        await asyncio.sleep(BLAME_WAIT_S)  # prefill's own failure interrupts
+        raise late(self._prefill.instance, error) or error
 
     # --- called by prefill's leg
 
     def _prefill_doomed(self) -> None:
-        self._stop_decode()
+        if self._prefill.status >= FIRST_FAILURE and not self._decode.decoding:
+            self._overhear()
+        else:
+            self._stop_decode()
         self._timer = asyncio.get_running_loop().call_later(
             REFUSAL_WAIT_S, lambda: self._prefill.give_up(time.monotonic())
         )
@@ -169,18 +184,49 @@ class Pair:
         error, blames_decode = settled(self._prefill.instance, error)
         if self._prefill.stale:
             self._end(StaleConnection(error))
-        elif blames_decode and not self._decode.decoding:
-            self._timer = asyncio.get_running_loop().call_later(BLAME_WAIT_S, self._verdict, error)
+        elif blames_decode and not (self._decode.decoding or self._blamed):
+            self._gave_up = error
+            self._overhear()
+            if self._overheard is None or not self._overheard.over:
+                self._timer = asyncio.get_running_loop().call_later(BLAME_WAIT_S, self._verdict)
         else:
             self._end(error)
 
-    def _verdict(self, error: RequestError) -> None:
-        """Prefill has given the hand-over up; decode is guilty if it has kept silent all the time."""
-        decode = self._decode
-        if not decode.done.done() and not decode.decoding:
-            detail = f"prefill waited for it: {error.detail or error.message}"
-            error = EngineFailed(Side.DECODE, decode.instance.id, "timeout", detail=detail)
-        self._end(error)
+    def _overhear(self) -> None:
+        """Nothing of decode's reaches the client from here on; it is only heard whether decode fails too."""
+        self._doomed = True
+        if self._overheard is None and self._decode_stream is not None:
+            self._overheard = PrefillLeg(
+                self._decode.instance,
+                stream=self._call.stream,
+                keep_bytes=MAX_ERROR_BYTES,
+                on_doomed=lambda: None,
+                on_over=self._decode_over,
+                status=self._decode.status,
+            )
+            self._decode_stream.hand_over(self._overheard)
+
+    def _decode_over(self, now_s: float, error: RequestError | None) -> None:  # noqa: ARG002
+        """Decode has ended after prefill had failed."""
+        self._decode_error = error
+        if self._gave_up is not None:
+            self._verdict()
+
+    def _verdict(self) -> None:
+        """Prefill has given the hand-over up; decode is guilty if it kept silent, or failed for a reason of its own.
+
+        A decode that gives it up as well was there: then prefill is the one that had not finished.
+        """
+        guilty, heard = self._gave_up, self._overheard
+        assert guilty is not None
+        decode = self._decode.instance
+        if heard is None or not (heard.over or heard.body):
+            detail = f"prefill waited for it: {guilty.detail or guilty.message}"
+            guilty = EngineFailed(Side.DECODE, decode.id, "timeout", detail=detail)
+        elif self._decode_error is not None:
+            error, blames_prefill = settled(decode, self._decode_error)
+            guilty = guilty if blames_prefill else error
+        self._end(guilty)
 
     def _end(self, error: Exception) -> None:
         if not self._answered():

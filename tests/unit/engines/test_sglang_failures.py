@@ -339,6 +339,121 @@ async def test_when_both_blame_each_other_the_first_to_fail_is_guilty(world, mon
     assert (error.side, error.reason) == (Side.PREFILL, "http_5xx")
 
 
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+@pytest.mark.parametrize("says_why", [True, False])
+async def test_when_both_give_up_at_once_it_was_prefill_that_had_not_finished(world, first, says_why, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.1)
+    text = "KVTransferError: Request 7 timed out after 300s in KVPoll.WaitingForInput" if says_why else "AbortReq."
+
+    async def late(call):
+        await until(lambda: len(both(world)) == 2 and world.client.idle_connections == 1)
+        call.reply(json.dumps({"message": text}).encode(), 500)
+
+    async def early(call):
+        await until(lambda: len(both(world)) == 2)
+        call.reply(json.dumps({"message": text}).encode(), 500)
+
+    world.prefill.script, world.decode.script = (early, late) if first == "prefill" else (late, early)
+    error, _ = await fails(world)
+    assert (error.side, error.instance_id, error.reason) == (Side.PREFILL, "p0", "http_5xx")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_decode_that_failed_for_a_reason_of_its_own_is_guilty_although_prefill_spoke_first(world, opened):
+    async def decode(call):
+        if opened:
+            call.open_stream()
+        await until(lambda: len(both(world)) == 2 and world.client.idle_connections == 1)
+        if opened:
+            call.chunk(event({"error": {"message": "out of memory", "code": 500}}))
+            call.end()
+        else:
+            call.reply(b'{"message":"out of memory"}', 500)
+
+    async def prefill(call):
+        await until(lambda: len(both(world)) == 2)
+        call.reply(b'{"message":"Decode instance could be dead"}', 500)
+
+    world.prefill.script, world.decode.script = prefill, decode
+    error, out = await fails(world)
+    assert (error.side, error.instance_id) == (Side.DECODE, "d0")
+    assert "out of memory" in error.detail
+    assert not out.started
+
+
+async def test_tokens_after_the_head_of_prefills_failure_are_not_relayed_and_clear_decode(world, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.02)
+    told = asyncio.Event()
+
+    async def decode(call):
+        world.decode.come(call)
+        await told.wait()
+        call.open_stream()
+        call.chunk(token("garbage"))
+        await call.left()
+
+    async def prefill(call):
+        await world.decode.arrived.wait()
+        call.send(b"HTTP/1.1 500 X\r\nContent-Length: 20\r\n\r\n")
+        await turns(20)
+        told.set()
+        await turns(20)
+        call.send(b"Aborted by AbortReq.")
+
+    world.prefill.script, world.decode.script = prefill, decode
+    error, out = await fails(world)
+    assert (error.side, error.reason) == (Side.PREFILL, "http_5xx")
+    assert not out.started
+    await closed(world.decode)
+
+
+async def test_a_prefill_that_gives_up_before_decode_is_connected_keeps_decode_silent(world, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.05)
+    given_up = asyncio.Event()
+    connect = HttpClient.open_stream
+
+    async def open_stream(self, address, *args, **kwargs):
+        if address == world.decode.address:
+            await given_up.wait()
+            await until(lambda: self.idle_connections == 1)
+        return await connect(self, address, *args, **kwargs)
+
+    async def prefill(call):
+        call.reply(b'{"message":"Aborted by AbortReq."}', 500)
+        given_up.set()
+
+    async def garbage(call):
+        call.open_stream()
+        call.chunk(token("garbage"))
+        await call.left()
+
+    world.client.open_stream = open_stream.__get__(world.client)
+    world.prefill.script, world.decode.script = prefill, garbage
+    error, out = await fails(world)
+    assert error.side is Side.PREFILL
+    assert not out.started
+
+
+async def test_a_decode_whose_time_ran_out_accuses_a_prefill_that_is_still_silent(world, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.01)
+    text = "KVTransferError: Request 7 timed out after 300s in KVPoll.WaitingForInput"
+    world.prefill.script, world.decode.script = hang, says(500, text)
+    error, _ = await fails(world)
+    assert (error.side, error.instance_id, error.reason) == (Side.PREFILL, "p0", "timeout")
+    assert text in error.detail
+
+
+async def test_a_prefill_that_has_answered_is_not_late(world):
+    async def decode(call):
+        world.decode.come(call)
+        await until(lambda: world.client.idle_connections == 1)
+        call.reply(b'{"message":"KVTransferError: timed out"}', 500)
+
+    world.decode.script = decode
+    error, _ = await fails(world)
+    assert (error.side, error.reason) == (Side.DECODE, "http_5xx")
+
+
 async def test_a_decode_that_streams_while_prefill_is_aborted_is_not_guilty(world):
     async def decode(call):
         world.decode.come(call)
