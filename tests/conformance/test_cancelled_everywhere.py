@@ -70,7 +70,7 @@ class World:
         self.dispatcher = Dispatcher(
             adapter.scheduler,
             self.cluster,
-            {"mindie": adapter.engine},
+            {each.engine: adapter.engine for each in adapter.instances},
             adapter.context.metrics,
             DispatchLimits(),
         )
