@@ -182,6 +182,8 @@ class Crew:
             brief = time.monotonic() - since_s < SHORT_LIFE_S
             pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S) if brief else 0.0
             await asyncio.sleep(pause_s)
+            if self._leaving:
+                return
             worker = await self._relaunch(worker.number)
 
     async def _relaunch(self, number: int) -> WorkerProcess:

@@ -71,7 +71,7 @@ async def _main(socket_fd: int, board_fd: int) -> int:
     stream = cast("TextIO", WholeLines(sys.stderr.fileno()))
     logs = configure(settings.logging.level, settings.logging.format, stream)
     try:
-        worker = Worker(start, mmap.mmap(board_fd, 0), channel.send, logs.access)
+        worker = Worker(start, mmap.mmap(board_fd, 0), channel.send, logs.access, logs.flush)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, worker.leave_alone, settings.timeouts.effective.drain_s)
         inbox.hand_to(worker)

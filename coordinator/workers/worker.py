@@ -45,11 +45,20 @@ class Worker:
         memory: the loads of all workers.
         say: sends a message to the supervisor.
         access: where finished requests are logged.
+        flush: writes what the log has collected.
     """
 
-    def __init__(self, start: Start, memory: mmap.mmap, say: Callable[[object], None], access: AccessLog) -> None:
+    def __init__(
+        self,
+        start: Start,
+        memory: mmap.mmap,
+        say: Callable[[object], None],
+        access: AccessLog,
+        flush: Callable[[], None],
+    ) -> None:
         self._settings = settings = Settings.model_validate_json(start.settings)
         self._say = say
+        self._flush = flush
         self._board = LoadBoard(memory, start.workers, start.slots, start.worker)
         self._metrics = Metrics([family.name for family in FAMILIES])
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
@@ -57,7 +66,7 @@ class Worker:
         self._halves = {name: engine for name, engine in self._engines.items() if isinstance(engine, SplitEngine)}
         for half in self._halves.values():
             half.follow()
-        self._mirror = Mirror(say, self._board)
+        self._mirror = Mirror(self._pass_on, self._board)
         self._metrics.add_gauge("kv_pinned_requests", self._read_pinned)
         self._scheduler = Scheduler(
             make_policies(settings), max_queue=settings.limits.max_queue, fallback=settings.scheduling.fallback
@@ -185,6 +194,11 @@ class Worker:
             LOG.exception("instance %s could not be detached", instance.id)
 
     # --- to the supervisor
+
+    def _pass_on(self, message: object) -> None:
+        """Tell how an instance does; the supervisor's log may say so at once, and ours should not lag behind."""
+        self._say(message)
+        self._flush()
 
     def _read_pinned(self) -> Iterator[tuple[tuple[str], int]]:
         """Ended requests whose KV is still to be released; what live ones keep is on the board."""

@@ -217,6 +217,21 @@ async def test_all_streams_end_before_the_end(cluster):
     assert not any(cluster.kv_blocks())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_reaches_every_process(cluster, number):
+    """A terminal, or a service manager, tells all of them at once."""
+    coordinator = cluster.coordinator
+    shares = await streams_on_both(coordinator, [f"Story {count} {SLOW}" for count in range(12)])
+    for pid in (*workers_of(coordinator), coordinator.pid):
+        os.kill(pid, number)
+    for stream in [stream for share in shares.values() for stream in share]:
+        await stream.rest()
+        assert stream.complete
+        await stream.leave()
+    assert coordinator.wait(4) == 0
+    assert "is killed" not in coordinator.log()
+
+
 async def test_what_outlives_the_grace_time_is_ended_visibly(start):
     cluster = start.cluster(1, 2, server=TWO, timeouts={"drain_s": 0.5})
     shares = await streams_on_both(cluster.coordinator, [ENDLESS] * 12)

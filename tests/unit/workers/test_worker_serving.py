@@ -64,11 +64,13 @@ class World:
         self.reserved = ReservedPort("127.0.0.1", 0)
         self.memory = mmap.mmap(-1, size_bytes(2, 8))
         self.board = LoadBoard(self.memory, 2, 8)
-        self.said = []
+        self.said, self.flushed = [], []
         self.lines = Lines()
         self.given = settings(**{"server": {"port": self.reserved.port, "workers": 2}, **sections})
         start = Start(0, 2, 8, self.given.model_dump_json(), 100, [])
-        self.worker = Worker(start, self.memory, self.said.append, self.lines)
+        self.worker = Worker(
+            start, self.memory, self.said.append, self.lines, lambda: self.flushed.append(len(self.said))
+        )
         self.fake = FakeInstance()
         self.running = None
 
@@ -174,6 +176,7 @@ async def test_faults_and_their_end_are_passed_on():
         assert (await world.call())[0] == 502
         assert [message.instance for message in world.of(Charge)] == ["h0"]
         assert world.of(Credit) == []
+        assert len(world.flushed) == 1, "the log does not lag behind the supervisor's"
         world.fake.infer = FakeInstance.infer.__get__(world.fake)
         for _ in range(2):
             assert (await world.call())[0] == 200
