@@ -182,19 +182,22 @@ class Crew:
             brief = time.monotonic() - since_s < SHORT_LIFE_S
             pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S) if brief else 0.0
             await asyncio.sleep(pause_s)
-            if self._leaving:
+            successor = await self._relaunch(worker.number)
+            if successor is None:
                 return
-            worker = await self._relaunch(worker.number)
+            worker = successor
 
-    async def _relaunch(self, number: int) -> WorkerProcess:
+    async def _relaunch(self, number: int) -> WorkerProcess | None:
+        """Start it, however often that takes; None: everybody is to leave."""
         pause_s = FIRST_PAUSE_S
-        while True:
+        while not self._leaving:
             try:
                 return await self._launch(number)
             except OSError as error:
                 LOG.error("worker %d cannot be started: %s", number, error.strerror or error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        return None
 
     def _remove(self, worker: WorkerProcess, status: int) -> None:
         """Clear the load of a worker that has ended, and keep what it had counted."""

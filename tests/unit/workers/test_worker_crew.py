@@ -279,6 +279,15 @@ class TestEnd:
         assert [fake.said for fake in Fake.made] == [[Drain(float("inf")), Drain(0.0)]] * 2
         assert all(fake.killed for fake in Fake.made)
 
+    async def test_nobody_is_started_again_meanwhile(self, world, monkeypatch):
+        await world.crew.start(2)
+        monkeypatch.setattr(crews, "FIRST_PAUSE_S", 0.01)
+        Fake.made[1].die(1)
+        await until(lambda: world.buried)
+        await world.crew.drain(1.0)
+        await asyncio.sleep(0.02)
+        assert len(Fake.made) == 2
+
     async def test_twice(self, world):
         await world.crew.start(1)
         await world.crew.aclose()
