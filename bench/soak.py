@@ -93,6 +93,7 @@ async def soak(args: argparse.Namespace, cluster: Cluster) -> dict[str, Any]:
         "gauges_zero": zero,
         "kv_free": kv_free,
         "kv_blocks": cluster.kv_blocks(),
+        "kv_held": cluster.kv_held(),
         "helpers_failed": failures,
         "exit_statuses": await cluster.stop(),
         "bad_words": cluster.bad_words(),

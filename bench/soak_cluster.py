@@ -140,6 +140,11 @@ class Cluster:
         states = [json.loads(self._get(i.port, "/sim/state"))["kv"] for i in self.instances]
         return sum(state["allocated"] + state["pinned"] for state in states)
 
+    def kv_held(self) -> list[dict[str, Any]]:
+        """Who still holds KV: instance, request and why."""
+        states = [(i.log_path.name, json.loads(self._get(i.port, "/sim/state"))["kv"]) for i in self.instances]
+        return [{"instance": name, **held} for name, state in states for held in state["held"]]
+
     async def replace(self, number: int) -> None:
         """Kill an instance, and start it again a little later."""
         self.instances[number].kill()

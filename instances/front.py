@@ -48,6 +48,9 @@ class Front:
         except Severed as severed:
             record.outcome = str(severed)
             return web.Response()
+        except ConnectionResetError:  # the caller left before its answer could begin
+            record.outcome = "left"
+            return web.Response()
         except BaseException:
             record.outcome = "cut off"
             raise
