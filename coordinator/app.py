@@ -80,7 +80,13 @@ class App:
         self.dispatcher = work.dispatcher = self.data.dispatcher
         self.server = self.data.server
         self.scheduler.on_idle = self.cluster.idle
+        self.cluster.on_gone = self._forget
         self.cluster.subscribe(self.scheduler.on_view)
+
+    def _forget(self, gone: Instance) -> None:
+        """Drop the series of an instance that has left, unless another one goes by its id."""
+        if all(instance.id != gone.id for instance in self.cluster.known()):
+            self.metrics.forget_instance(gone.id)
 
     @property
     def port(self) -> int:

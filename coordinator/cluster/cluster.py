@@ -44,6 +44,9 @@ class Cluster:
         in_flight: number of requests that need an instance, including those whose KV is still to be fetched from it.
         log: where state changes go, one line each.
         clock: monotonic seconds.
+
+    Attributes:
+        on_gone: told an instance that has left for good.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Cluster:
         self._listeners: list[Listener] = []
         self._running = False
         self._names: tuple[str, ...] = ()
+        self.on_gone: Callable[[Instance], None] | None = None
         self._any_name = True
         self.view = ClusterView(0)
 
@@ -248,6 +252,8 @@ class Cluster:
             await member.leave()
         finally:
             self._roster.vacate(member)
+            if self.on_gone is not None:
+                self.on_gone(member.instance)
 
     def _changed(self, member: Member) -> None:
         """Something about one member may have changed."""

@@ -185,8 +185,7 @@ class ClientConnection(asyncio.Protocol):
         exchange = self._exchange = Exchange(self, request, body, refusal)
         exchange.congested = self._congested
         loop = shared.loop = shared.loop or asyncio.get_running_loop()
-        task = loop.create_task(shared.handler(exchange), name="client request")
-        self._task = task
+        self._task = task = loop.create_task(shared.handler(exchange), name="client request")
         shared.tasks.add(task)
         task.add_done_callback(partial(self._handled, exchange))
 

@@ -288,3 +288,13 @@ class TestSettings:
         """Built outside of any loop: the constructor opens no socket and makes no task."""
         app = App(settings_of(document()), None)
         assert app.server.port == 0
+
+
+async def test_series_of_an_instance_that_left_are_dropped(fake):
+    mark = b'engine_failures_total{instance="h0"'
+    async with Process(document(entry("h0", fake), entry("h1"))) as process:
+        await process.ready()
+        process.app.metrics.engine_failures.labels("h0", "decode", "reset").inc()
+        assert mark in process.app.metrics.render()
+        process.app.cluster.remove("h0")
+        await until(lambda: mark not in process.app.metrics.render())
