@@ -16,7 +16,7 @@ from coordinator.engines.vllm.batch import serve_batch
 from coordinator.engines.vllm.handoff import Handoff, Means, engine_headers
 from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
-from coordinator.engines.vllm.releases import KvReleases
+from coordinator.engines.vllm.releases import UNRELEASED, KvReleases
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.wire.json_edit import Fields, read_fields
@@ -203,7 +203,7 @@ class VllmEngine:
 
     def _count_release(self, result: str) -> None:
         self._aborts.labels(result).inc()
-        if result != "sent":
+        if result in UNRELEASED:
             self._abandoned.inc()
 
     async def aclose(self) -> None:

@@ -1,5 +1,6 @@
 """One prompt's way over a pair (vLLM protocol page §1)."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -84,14 +85,17 @@ class Handoff:
         Cancellation ends the request at prefill; an answer that comes in that moment is not lost.
         """
         instance = self._placement.prefill
-        call = WholeCall(self._means.client.loop)
+        call = WholeCall(self._means.client.loop, self._means.farewells.read_on)
         self._placement.prefill_sent(self.wire_id)
         try:
             reply = await self._post(call, instance, prefill_body(self._fields))
         except TransportError as error:
             raise failed(instance, error) from error
-        except BaseException as error:
-            self._release_answered(call.reply, error)
+        except BaseException:
+            if call.reply is not None:
+                self._release_answered(call.reply)
+            else:
+                call.on_late = self._release_answered
             raise
         prefilled = self._read(reply)
         if prefilled.params is None:
@@ -116,9 +120,9 @@ class Handoff:
             await run_stream(self._means.client, request, self._headers, leg, part)
         except BaseException as error:
             if not (leg.decoding or leg.left):
-                self._release(prefilled.params, error)
+                self._release(prefilled.params, error, reached=leg.sent_s > 0)
             elif leg.left and leg.status != OK:  # it has not even begun to answer: it may not know of the KV
-                self._release(prefilled.params, error, wait_s=farewells.left_s(leg.sent_s))
+                self._release(prefilled.params, error, reached=True, wait_s=farewells.left_s(leg.sent_s))
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise
@@ -126,20 +130,22 @@ class Handoff:
     async def whole(self, prefilled: Prefilled) -> bytes:
         """Decode, and return its answer with what prefill adds to it. Raises RequestError."""
         decode, farewells = self._placement.decode, self._means.farewells
-        call = WholeCall(self._means.client.loop, None if prefilled.params is None else farewells)
+        call = WholeCall(self._means.client.loop)
+        if prefilled.params is not None:
+            call.part = lambda stream: farewells.part(stream, call.sent_s)
         try:
             reply = await self._post(call, decode, decode_body(self._fields, prefilled.params))
         except BaseException as error:
             if not (call.left or (call.reply is not None and call.reply.status == OK)):
-                self._release(prefilled.params, error)
+                self._release(prefilled.params, error, reached=call.sent_s < math.inf)
             elif call.left and call.status != OK and time.monotonic() - call.sent_s < UNSURE_S:
-                self._release(prefilled.params, error, wait_s=farewells.left_s(call.sent_s))
+                self._release(prefilled.params, error, reached=True, wait_s=farewells.left_s(call.sent_s))
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise
         if reply.status != OK:
             refused = refusal(decode, reply.status, reply.headers, reply.body)
-            self._release(prefilled.params, refused)
+            self._release(prefilled.params, refused, reached=True)
             raise refused
         try:
             check_answer(reply.body)
@@ -169,41 +175,41 @@ class Handoff:
 
     # --- KV that nobody came for
 
-    def _release_answered(self, reply: Reply | None, error: BaseException) -> None:
-        """Prefill has answered in the moment of the cancellation."""
-        if reply is None:
-            return
+    def _release_answered(self, reply: Reply) -> None:
+        """Prefill has answered in the moment of our leaving, or after it."""
         try:
             prefilled = self._read(reply)
         except RequestError:
             return
-        self._release(prefilled.params, error)
+        self._release(prefilled.params)
 
-    def _release(self, params: Raw | None, error: BaseException, *, wait_s: float | None = None) -> None:
+    def _release(
+        self, params: Raw | None, error: BaseException | None = None, *, reached: bool = False, wait_s: float = 0.0
+    ) -> None:
         """Have the KV fetched, for decode has not, or may not even know of it (protocol page §1.5, §1.6).
 
         Args:
             params: prefill's record, if there is one.
-            error: why decode's leg is over.
-            wait_s: decode was left while it had the request, which it has for so long still. If it does know, it frees
-                the KV as its connection closes, and what is asked for here is refused or read in vain.
+            error: why decode's leg is over; None: it never began.
+            reached: decode was sent the request. If it knows of the KV, it has read it or frees it, and what is asked
+                for here is refused or read in vain.
+            wait_s: how long it keeps the request.
         """
         if params is None:
             return
-        doubtful = wait_s is not None
-        guilty = doubtful or isinstance(error, RequestError | TransportError)
+        last = reached or isinstance(error, RequestError | TransportError)
         prefill, decode = self._placement.prefill, self._placement.decode
         others = [instance for instance in self._means.fetchers(prefill, decode) if instance.key != decode.key]
         self._means.releases.release(
             Orphan(
                 prefill=prefill,
-                decodes=[*others, decode] if guilty else [decode, *others],
+                decodes=[*others, decode] if last else [decode, *others],
                 wire_id=self.wire_id,
                 target=self._request.target,
                 headers=self._headers,
                 body=release_body(self._fields, params, self.wire_id),
-                wait_s=wait_s or 0.0,
-                doubtful=doubtful,
+                wait_s=wait_s,
+                doubtful=reached,
             )
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
 
 from msgspec import Raw
 
@@ -18,41 +19,50 @@ from coordinator.transport.unary import Collector
 from coordinator.wire.events import UsageEditor
 
 LINGER_S = 0.25
+READ_ON_S = 0.02
 
 
 class Farewells:
-    """Closes connections to decode not before it had the time to take the request on.
-
-    An engine that sees the client leave in the very moment of the request's arrival drops it before its KV connector
-    knows of it, and prefill's blocks stay pinned. Once it has taken the request on, its abort frees them.
+    """Closes connections of requests that were left: not at once, so that no KV stays pinned for it.
 
     Attributes:
-        linger_s: from the sending of a request to the earliest close.
+        linger_s: from the sending of a request to decode to the earliest close. An engine that sees the client leave in
+            the very moment of the request's arrival drops it before its KV connector knows of it, and prefill's blocks
+            stay pinned; once it has taken the request on, its abort frees them.
+        read_on_s: from leaving prefill to the close. Its answer may be on its way, and nobody else has the record.
     """
 
     def __init__(self) -> None:
         self.linger_s = LINGER_S
-        self._parting: dict[Stream, asyncio.TimerHandle] = {}
+        self.read_on_s = READ_ON_S
+        self.parting: dict[Stream, asyncio.TimerHandle] = {}
 
     def part(self, stream: Stream, sent_s: float) -> None:
-        """Close the stream of a request that went out at `sent_s` (monotonic), at once or as soon as it is old."""
+        """Close decode's stream of a request that went out at `sent_s` (monotonic), as soon as that is long ago."""
         left_s = self.left_s(sent_s)
         if left_s > 0:
-            self._parting[stream] = asyncio.get_running_loop().call_later(left_s, self._close, stream)
+            self._close_in(stream, left_s)
         else:
             stream.close()
+
+    def read_on(self, stream: Stream) -> None:
+        """Close prefill's stream soon."""
+        self._close_in(stream, self.read_on_s)
+
+    def _close_in(self, stream: Stream, seconds: float) -> None:
+        self.parting[stream] = asyncio.get_running_loop().call_later(seconds, self._close, stream)
 
     def left_s(self, sent_s: float) -> float:
         """How long a request that went out at `sent_s` (monotonic) still has."""
         return max(0.0, sent_s + self.linger_s - time.monotonic())
 
     def _close(self, stream: Stream) -> None:
-        self._parting.pop(stream).cancel()
+        self.parting.pop(stream).cancel()
         stream.close()
 
     def close(self) -> None:
         """Close all that is left."""
-        for stream in tuple(self._parting):
+        for stream in tuple(self.parting):
             self._close(stream)
 
 
@@ -64,19 +74,22 @@ class WholeCall:
 
     Args:
         loop: the running one.
-        farewells: parts with the connection where we leave before there is a reply; None: it is closed at once.
+        part: see below.
 
     Attributes:
+        part: closes the connection where we leave before there is a reply, at once or soon.
+        on_late: called with a reply that comes after we have left.
         sent_s: when it went out (monotonic); infinity until then.
         status: of the reply, as soon as its head is there; else 0.
     """
 
-    __slots__ = ("_collector", "_farewells", "_future", "_waiter", "sent_s", "status")
+    __slots__ = ("_collector", "_future", "_waiter", "on_late", "part", "sent_s", "status")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, farewells: Farewells | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, part: Callable[[Stream], None] = Stream.close) -> None:
+        self.on_late: Callable[[Reply], None] | None = None
         self.sent_s = math.inf
         self.status = 0
-        self._farewells = farewells
+        self.part = part
         self._future: asyncio.Future[Reply] = loop.create_future()
         self._waiter: asyncio.Future[None] = loop.create_future()
         self._collector = Collector(self._future, MAX_REPLY_BYTES, MAX_ERROR_BYTES)
@@ -106,8 +119,8 @@ class WholeCall:
             await self._waiter
             return self._future.result()
         finally:
-            if self._farewells is not None and self.left:
-                self._farewells.part(stream, self.sent_s)
+            if self.left:
+                self.part(stream)
             else:
                 stream.close()
 
@@ -135,9 +148,11 @@ class WholeCall:
         self._wake()
 
     def _wake(self) -> None:
-        self._future.exception()  # seen, also where nobody waits any more
+        lost = self._future.exception()  # seen, also where nobody waits any more
         if not self._waiter.done():
             self._waiter.set_result(None)
+        elif lost is None and self.on_late is not None:
+            self.on_late(self._future.result())
 
 
 class MergingLeg(StreamLeg):

@@ -17,6 +17,7 @@ MAX_PENDING = 1000
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 TRY_S = 10.0
 WITHIN_S = 30.0  # protocol page §1.5: the engine's own lease ends then, and the KV with it
+UNRELEASED = frozenset({"failed", "dropped"})
 LINGER_S = 0.1  # from an engine's head to the moment at which it knows of the request
 
 
@@ -58,7 +59,7 @@ class KvReleases:
         pauses_s: Sequence[float] = PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: `on_result` gets `sent`, `failed` or `dropped`; with the last two the engine's lease must end first."""
+        """Args: `on_result` gets a result of `aborts_total`; after those of UNRELEASED the engine's lease must end."""
         self._client = client
         self._log = log
         self._on_result = on_result
@@ -83,8 +84,10 @@ class KvReleases:
         result = "failed"
         try:
             said = await self._asked(orphan)
-            if said is Said.TAKEN or (said is Said.REFUSED and orphan.doubtful):
+            if said is Said.TAKEN:
                 result = "sent"
+            elif said is Said.REFUSED and orphan.doubtful:
+                result = "not_found"
         finally:
             self._on_result(result)
         if result == "failed":

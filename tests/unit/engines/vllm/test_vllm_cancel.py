@@ -90,7 +90,7 @@ async def test_leaving_a_whole_answer_that_is_on_its_way_asks_another_who_finds_
     world.d.gate.clear()
     await leave_at_decode(world, stream=False)
     assert len(world.d1.seen) == 1
-    assert world.count("aborts", "sent") == 1
+    assert world.count("aborts", "not_found") == 1
     assert world.count("handoffs_abandoned") == 0
     assert not caplog.records
 
@@ -121,6 +121,7 @@ class ByHand:
     def __init__(self, wait=None):
         self.sinks = []
         self.wait = wait
+        self.closed = 0
 
     @property
     def loop(self):
@@ -133,7 +134,7 @@ class ByHand:
         return self
 
     def close(self):
-        pass
+        self.closed += 1
 
     def pause(self):
         pass
@@ -177,6 +178,31 @@ async def test_prefill_answers_in_the_moment_of_leaving(world):
     assert b'"kv_transfer_params":{"s":1}' in orphan.body
     assert [d.id for d in orphan.decodes] == ["d0", "d1"]
     assert orphan.prefill is world.prefill
+
+
+async def test_prefill_answers_just_after_we_have_left(world):
+    """Its answer was on its way: the connection is read on for a moment, for nobody else has the record."""
+    client = ByHand()
+    work, releases = handoff(world, client)
+    task = asyncio.create_task(work.prefill())
+    await asyncio.sleep(0)
+    await leave(task)
+    assert not client.closed
+    answer(client.sinks[0])
+    assert [o.doubtful for o in releases.orphans] == [False]
+    await world.until(lambda: client.closed == 1)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_refusal_that_comes_after_we_have_left_is_nothing_to_release(world, status):
+    client = ByHand()
+    work, releases = handoff(world, client)
+    task = asyncio.create_task(work.prefill())
+    await asyncio.sleep(0)
+    await leave(task)
+    client.sinks[0].head(status, ())
+    client.sinks[0].end(1.0)
+    assert not releases.orphans
 
 
 @pytest.mark.parametrize("body", [b'{"choices":[{}]}', b'{"error":{"message":"x"}}', b"{cut"])

@@ -92,7 +92,7 @@ async def test_tries(world, script, results, asked, caplog, monkeypatch):
     assert len(caplog.records) == results.count("failed")
 
 
-@pytest.mark.parametrize(("said", "results"), [(BAD, ["sent"]), ((400, b""), ["sent"]), (HANGS, ["failed"])])
+@pytest.mark.parametrize(("said", "results"), [(BAD, ["not_found"]), ((400, b""), ["not_found"]), (HANGS, ["failed"])])
 async def test_a_refusal_of_what_may_be_gone_means_that_it_is(world, said, results, caplog, monkeypatch):
     monkeypatch.setattr("coordinator.engines.vllm.releases.TRY_S", 0.02)
     client, found = Client(said), []
@@ -251,7 +251,8 @@ async def test_a_record_that_nobody_can_use_is_tried_once(world, stream):
         await world.serve(world.request(stream=stream))
     await world.settled()
     assert len(seen) == 2
-    assert world.count("aborts", "failed") == 1
+    assert world.count("aborts", "not_found") == 1
+    assert world.count("handoffs_abandoned") == 0
 
 
 async def test_after_the_first_token_there_is_nothing_to_release(world):
