@@ -69,7 +69,8 @@ class Tgi(TextGeneration):
         given = bodies.read(_BODY, body)
         if not bodies.given(given.inputs):
             shared = path.startswith("/generate") and not path.startswith("/generate_stream")
-            raise BadRequest("the body needs `inputs` (TGI) or `prompt` (vLLM)" if shared else "`inputs` is missing")
+            needed = "the body needs `inputs` (TGI), `prompt` (vLLM) or `text` (SGLang)"
+            raise BadRequest(needed if shared else "`inputs` is missing")
         if path.startswith("/generate"):
             stream = path.startswith("/generate_stream")
         else:
