@@ -113,6 +113,7 @@ class VllmAdapter(PairAdapter):
     def make_engine(self):
         engine = VllmEngine(self.context)
         engine._farewells.linger_s = LINGER_S
+        engine._farewells.patience_s = LINGER_S
         return engine
 
     async def _prefill(self, call):

@@ -35,9 +35,7 @@ from coordinator.wire.vllm import (
 
 ERROR = "error"
 OK = 200
-UNSURE_S = (
-    5.0  # an answer that is no stream tells nothing until its end; a decode instance that works has begun by then
-)
+UNSURE_S = 5.0  # an answer that is no stream tells nothing until its end; a decode that works has begun by then
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -139,7 +137,7 @@ class Handoff:
             if not (call.left or (call.reply is not None and call.reply.status == OK)):
                 self._release(prefilled.params, error, reached=call.sent_s < math.inf)
             elif call.left and call.status != OK and time.monotonic() - call.sent_s < UNSURE_S:
-                self._release(prefilled.params, error, reached=True, wait_s=farewells.left_s(call.sent_s))
+                self._release(prefilled.params, error, reached=True, wait_s=farewells.patience_s)
             if isinstance(error, TransportError):
                 raise failed(decode, error) from error
             raise

@@ -19,6 +19,7 @@ from coordinator.transport.unary import Collector
 from coordinator.wire.events import UsageEditor
 
 LINGER_S = 0.25
+PATIENCE_S = 1.5
 READ_ON_S = 0.02
 
 
@@ -29,11 +30,14 @@ class Farewells:
         linger_s: from the sending of a request to decode to the earliest close. An engine that sees the client leave in
             the very moment of the request's arrival drops it before its KV connector knows of it, and prefill's blocks
             stay pinned; once it has taken the request on, its abort frees them.
+        patience_s: from leaving decode, where it may have begun, to a release. One that has begun has freed the KV by
+            then, and nobody need be troubled sooner.
         read_on_s: from leaving prefill to the close. Its answer may be on its way, and nobody else has the record.
     """
 
     def __init__(self) -> None:
         self.linger_s = LINGER_S
+        self.patience_s = PATIENCE_S
         self.read_on_s = READ_ON_S
         self.parting: dict[Stream, asyncio.TimerHandle] = {}
 

@@ -18,7 +18,7 @@ PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 TRY_S = 10.0
 WITHIN_S = 30.0  # protocol page §1.5: the engine's own lease ends then, and the KV with it
 UNRELEASED = frozenset({"failed", "dropped"})
-LINGER_S = 0.1  # from an engine's head to the moment at which it knows of the request
+LINGER_S = 0.05  # from an engine's head to our leaving: it takes the request on in the same breath
 
 
 @dataclass(frozen=True, slots=True)

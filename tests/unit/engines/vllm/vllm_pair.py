@@ -343,6 +343,7 @@ class World:
         self.engine = VllmEngine(EngineContext(self.client, WireIds(), self.metrics, self.log))
         self.engine._releases._pauses_s = (0.0, 0.0, 0.0)
         self.engine._farewells.linger_s = 0.02
+        self.engine._farewells.patience_s = 0.02
         self.prefill, self.decode, self.other = (s.instance() for s in (self.p, self.d, self.d1))
         self.watcher = Watcher()
         for instance in (self.prefill, self.decode):
