@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from coordinator.config.errors import OptionError
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
-from coordinator.core.request import Headers, Request
+from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
+from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.transport.errors import TransportError
 
@@ -52,7 +53,7 @@ class HybridEngine:
         """Pass one request through. Cancellation closes the connection, which ends it at the engine."""
         wire_id = self._context.ids.next()
         placement.prefill_sent(wire_id)
-        headers: Headers = (*request.headers, (b"x-request-id", wire_id.encode()))
+        headers = engine_headers(request, wire_id)
         return await relay_plain(self._client, request, headers, placement.prefill, placement, out)
 
     async def call(self, request: Request, instance: Instance) -> Answer:
@@ -62,7 +63,7 @@ class HybridEngine:
                 instance.address,
                 b"POST",
                 request.target,
-                request.headers,
+                engine_headers(request, self._context.ids.next()),
                 request.body,
                 deadline_s=request.deadlines.finished_s,
             )

@@ -11,9 +11,10 @@ from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
+from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.engines.vllm.batch import serve_batch
-from coordinator.engines.vllm.handoff import Handoff, Means, engine_headers
+from coordinator.engines.vllm.handoff import Handoff, Means
 from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import UNRELEASED, KvReleases

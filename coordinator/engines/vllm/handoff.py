@@ -11,7 +11,8 @@ from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.ids import WireIds
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Placement
-from coordinator.core.request import Headers, Request
+from coordinator.core.request import Request
+from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import StreamLeg, failed, refusal, run_stream, side_of
 from coordinator.engines.vllm.legs import Farewells, MergingLeg, WholeCall
 from coordinator.engines.vllm.missing import MissingKv
@@ -36,7 +37,6 @@ from coordinator.wire.vllm import (
 ERROR = "error"
 OK = 200
 UNSURE_S = 5.0  # an answer that is no stream tells nothing until its end; a decode that works has begun by then
-JSON_TYPE = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,6 @@ class Handoff:
                 doubtful=reached,
             )
         )
-
-
-def engine_headers(request: Request, wire_id: str) -> Headers:
-    """The client's headers for an engine: JSON whatever the client called it, and our own id."""
-    passed = tuple(header for header in request.headers if header[0] != b"content-type")
-    return (*passed, JSON_TYPE, (b"x-request-id", wire_id.encode()))
 
 
 def _misspoken(instance: Instance, error: ValueError) -> EngineFailed:

@@ -34,11 +34,12 @@ async def test_the_request_goes_through_with_an_id_of_our_own(world):
 
     world.fake.infer = answer
     out, placement = Out(), Placed(world.h0)
-    asked = request(stream=False, headers=((b"authorization", b"Bearer t"),))
+    asked = request(stream=False, headers=((b"authorization", b"Bearer t"), (b"content-type", b"text/plain")))
     assert await world.engine.serve(asked, placement, out) == Completed()
     call = world.fake.calls[0]
     assert (call.method, call.target, call.body) == ("POST", CHAT, asked.body)
     assert call.header("authorization") == "Bearer t"
+    assert call.header("content-type") == "application/json"
     assert placement.moments[0] == ("sent", call.header("x-request-id"))
     assert placement.names == ["sent", "prefilled", "decoding"]
     assert out.body == b'{"x":1}'
