@@ -1,12 +1,13 @@
 """Aborts that outlive the requests they belong to (MindIE protocol page §7)."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-from coordinator.core.instance import Instance
+from coordinator.core.instance import Instance, Role
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 
@@ -15,6 +16,7 @@ TRIES = 3
 TRY_S = 5.0
 PAUSE_S = 0.2
 NOT_FOUND = 404
+OVERTAKEN_S = 0.5
 
 
 class Stops:
@@ -25,6 +27,7 @@ class Stops:
         self._log = log
         self._on_result = on_result
         self._tasks: dict[asyncio.Task[None], str] = {}  # with the id that each stops
+        self._closing = asyncio.Event()
 
     def stop(self, wire_id: str, instances: Sequence[tuple[Instance, str]]) -> None:
         """Tell each instance, given with the model name it knows, to end `wire_id`. Returns at once."""
@@ -48,6 +51,7 @@ class Stops:
         target = f"/v2/models/{quote(model, safe='')}/stopInfer"
         body = b'{"id":"%b"}' % wire_id.encode()
         headers = ((b"accept", b"*/*"), (b"content-type", b"application/json"))
+        overtaken = instance.role is not Role.DECODE
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(PAUSE_S * attempt)
@@ -63,6 +67,11 @@ class Stops:
                 )
             except TransportError:
                 continue
+            if reply.status == NOT_FOUND and not overtaken:
+                # the stop may have overtaken prefill's hand-over, and decode would hold its KV for nobody
+                overtaken = True
+                await self._let_pass()
+                continue
             if reply.status < 500:
                 # 404: the request is not there any more, or never came; nothing is left to stop
                 self._on_result("not_found" if reply.status == NOT_FOUND else "sent")
@@ -70,8 +79,15 @@ class Stops:
         self._on_result("failed")
         self._log.warning("stop of request %s at instance %s failed", wire_id, instance.id)
 
+    async def _let_pass(self) -> None:
+        """Give a hand-over time to arrive; not while closing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OVERTAKEN_S):
+                await self._closing.wait()
+
     async def aclose(self, within_s: float) -> None:
         """Wait for what is under way, at most `within_s`, then give up the rest."""
+        self._closing.set()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=within_s)
         left = list(self._tasks)

@@ -87,6 +87,34 @@ async def test_not_found_is_an_end(case, peers):
     assert peers[0].stops["77"] == 1
 
 
+@pytest.mark.parametrize("comes", [True, False])
+async def test_it_is_said_again_to_a_decode_that_may_not_have_had_the_request_yet(case, peers, monkeypatch, comes):
+    monkeypatch.setattr(stops_module, "OVERTAKEN_S", 0.01)
+
+    async def late(call):
+        found = comes and peers[1].stops["77"] == 2
+        call.reply(call.body if found else b"{}", 200 if found else 404)
+
+    peers[1].stopping = late
+    case.stops.stop("77", [(instance("d0", peers[1].address), "m")])
+    await until(lambda: case.results)
+    assert case.results == ["sent" if comes else "not_found"]
+    assert peers[1].stops["77"] == 2
+
+
+async def test_closing_does_not_wait_for_what_may_come(case, peers):
+    async def unknown(call):
+        call.reply(b"{}", 404)
+
+    peers[1].stopping = unknown
+    case.stops.stop("77", [(instance("d0", peers[1].address), "m")])
+    await until(lambda: peers[1].stops.get("77"))
+    started_s = asyncio.get_running_loop().time()
+    await case.stops.aclose(3)
+    assert asyncio.get_running_loop().time() - started_s < 0.4
+    assert case.results == ["not_found"]
+
+
 async def test_it_is_said_again_to_an_instance_that_fails(case, peers, pauses):
     async def second_time(call):
         if peers[0].stops["77"] == 1:

@@ -9,6 +9,7 @@ from scripted_engine import Notes, chunked, whole
 from coordinator.transport.reader import ReplyReader
 
 TEXT = 'data: {"text":"你好🌍"}\n\n'.encode()
+PACKED = gzip.compress(TEXT, mtime=0)
 
 
 def read(*pieces, bodiless=False, max_head_bytes=65536, close=False, notes=None):
@@ -37,9 +38,9 @@ REPLIES = {
     "not modified": (b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", b""),
     "trailers": (chunked(TEXT, end=False) + b"0\r\nx-sum: 1\r\n\r\n", TEXT),
     "chunk extension": (b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n2;a=b\r\nhi\r\n0\r\n\r\n", b"hi"),
-    "gzip": (whole(gzip.compress(TEXT), extra=b"content-encoding: gzip\r\n"), TEXT),
+    "gzip": (whole(PACKED, extra=b"content-encoding: gzip\r\n"), TEXT),
     "gzip, chunked": (
-        chunked(gzip.compress(TEXT)[:9], gzip.compress(TEXT)[9:], extra=b"Content-Encoding: GZIP\r\n"),
+        chunked(PACKED[:9], PACKED[9:], extra=b"Content-Encoding: GZIP\r\n"),
         TEXT,
     ),
     "deflate": (whole(zlib.compress(TEXT), extra=b"content-encoding: deflate\r\n"), TEXT),
