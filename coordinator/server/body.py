@@ -1,4 +1,4 @@
-"""Compressed request bodies: which codings are read, and their expansion in bounded steps."""
+"""Long and compressed request bodies: which codings are read, and what is done to them away from the event loop."""
 
 import asyncio
 import zlib
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from coordinator.core.errors import BadRequest, BodyTooLarge, InternalError, RequestError, UnsupportedEncoding
+from coordinator.server.pieces import Pieces
 
 _INPUT_STEP_BYTES = 1 << 16
 _OUTPUT_STEP_BYTES = 1 << 18
@@ -46,23 +47,28 @@ class Expander:
     limit, and a caller that runs it for a few steps is never held up for long.
 
     Args:
-        coding: what `coding_of` returned.
-        data: the complete compressed body.
+        coding: what `coding_of` returned; None: the body is only put together.
+        data: the complete body as it came.
         limit_bytes: the most that it may expand to.
     """
 
-    __slots__ = ("_at", "_coding", "_data", "_inflate", "_limit_bytes", "_members", "_out", "_stopped", "_tail")
+    __slots__ = (
+        "_at", "_coding", "_data", "_inflate", "_limit_bytes", "_members", "_out", "_pieces", "_size_bytes", "_stopped",
+        "_tail",
+    )  # fmt: skip
 
-    def __init__(self, coding: str, data: bytes, limit_bytes: int) -> None:
+    def __init__(self, coding: str | None, data: bytes | Pieces, limit_bytes: int) -> None:
         self._coding = coding
-        self._data = data
+        self._pieces: Pieces | None = data if isinstance(data, Pieces) else None
+        self._data = b"" if isinstance(data, Pieces) else data
         self._limit_bytes = limit_bytes
         self._at = 0
         self._tail = b""
         self._members = 1
-        self._out = bytearray()
+        self._out: list[bytes] = []
+        self._size_bytes = 0
         self._stopped = False
-        self._inflate = zlib.decompressobj(_window_bits(coding, data))
+        self._inflate: zlib._Decompress | None = None
 
     def stop(self) -> None:
         """Make a `run` in another thread return after its current step."""
@@ -71,7 +77,7 @@ class Expander:
     def run(self, most_bytes: int | None = None) -> bytes | None:
         """Expand until the end, or until `most_bytes` came out.
 
-        zlib lets other threads run meanwhile.
+        zlib lets other threads run meanwhile, and so does the joining of a long body.
 
         Returns:
             The expanded body, or None when there is more to do (or it was stopped).
@@ -80,36 +86,46 @@ class Expander:
             BadRequest: the data is corrupt or cut short.
             BodyTooLarge: it expands to more than the limit.
         """
+        if self._pieces is not None and not self._stopped:
+            self._data, self._pieces = self._pieces.whole(), None
+        if self._coding is None:
+            return None if self._stopped else self._data
         try:
-            while not self._stopped and (most_bytes is None or len(self._out) < most_bytes):
+            while not self._stopped and (most_bytes is None or self._size_bytes < most_bytes):
                 if self._step():
-                    return bytes(self._out)
+                    self._data = b""
+                    return b"".join(self._out)
         except zlib.error:
             raise BadRequest(f"the body is not valid {self._coding} data") from None
         return None
 
     def _step(self) -> bool:
         """One bounded step; true at the end of the data."""
+        inflate = self._inflate
+        if inflate is None:
+            inflate = self._inflate = zlib.decompressobj(_window_bits(self._coding, self._data))
         piece = self._tail
         if not piece:
             piece = self._data[self._at : self._at + _INPUT_STEP_BYTES]
             self._at += len(piece)
-        self._out += self._inflate.decompress(piece, _OUTPUT_STEP_BYTES)
-        if len(self._out) > self._limit_bytes:
+        out = inflate.decompress(piece, _OUTPUT_STEP_BYTES)
+        self._out.append(out)
+        self._size_bytes += len(out)
+        if self._size_bytes > self._limit_bytes:
             raise BodyTooLarge(f"the body expands to more than {self._limit_bytes} bytes")
-        self._tail = self._inflate.unconsumed_tail
-        if self._inflate.eof:
-            return self._next_member()
-        if not piece and not self._inflate.unconsumed_tail:
+        self._tail = inflate.unconsumed_tail
+        if inflate.eof:
+            return self._next_member(inflate.unused_data)
+        if not piece and not inflate.unconsumed_tail:
             raise BadRequest(f"the {self._coding} data of the body is cut short")
         return False
 
-    def _next_member(self) -> bool:
+    def _next_member(self, rest: bytes) -> bool:
         """Go on after the end of a compressed unit: gzip data may hold several (RFC 1952 §2.2).
 
         True if none follows.
         """
-        self._tail = self._inflate.unused_data
+        self._tail = rest
         if not self._tail and self._at >= len(self._data):
             return True
         if self._coding not in _GZIP:
@@ -121,7 +137,7 @@ class Expander:
         return False
 
 
-def _window_bits(coding: str, data: bytes) -> int:
+def _window_bits(coding: str | None, data: bytes) -> int:
     """How zlib must read it: for `deflate`, some clients send bare deflate data without zlib's two byte header."""
     if coding in _GZIP:
         return _GZIP_BITS
@@ -130,11 +146,11 @@ def _window_bits(coding: str, data: bytes) -> int:
 
 
 class Expansion:
-    """Expands one body for an event loop: at once if that is quick, in a thread otherwise.
+    """Makes one body ready for an event loop: at once if that is quick, in a thread otherwise.
 
     Args:
-        coding: what `coding_of` returned.
-        data: the complete compressed body.
+        coding: what `coding_of` returned; None: the body is only put together.
+        data: the complete body as it came.
         limit_bytes: the most that it may expand to.
         done: called once with the body, or with an empty one and the reason to refuse it; not after `cancel`.
     """
@@ -142,7 +158,11 @@ class Expansion:
     __slots__ = ("_cancelled", "_data_bytes", "_done", "_expander")
 
     def __init__(
-        self, coding: str, data: bytes, limit_bytes: int, done: Callable[[bytes, RequestError | None], None]
+        self,
+        coding: str | None,
+        data: bytes | Pieces,
+        limit_bytes: int,
+        done: Callable[[bytes, RequestError | None], None],
     ) -> None:
         self._expander = Expander(coding, data, limit_bytes)
         self._data_bytes = len(data)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import cast
 
 from coordinator.core.errors import RequestError
+from coordinator.server.aftermath import conclude
 from coordinator.server.body import Expansion
 from coordinator.server.exchange import Exchange
 from coordinator.server.reader import RequestReader
@@ -16,12 +17,11 @@ from coordinator.server.shared import Shared
 _HIGH_WATER_BYTES = 65536
 _LOW_WATER_BYTES = 16384
 _MAX_AHEAD_BYTES = 65536
+_MUCH_BYTES = 65536
 _LINGER_S = 2.0
 _FLUSH_S = 10.0
 _RESET = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_JSON = ((b"Content-Type", b"application/json"),)
-_INTERNAL_ERROR = b'{"error":{"message":"internal error","type":"internal_error","param":null,"code":"internal_error"}}'
 
 # What a connection does with bytes that come in: read a request, keep them for the time after the running request,
 # or drop them: the rest of a refused request, or what comes after our FIN.
@@ -135,15 +135,17 @@ class ClientConnection(asyncio.Protocol):
             if reader.wants_continue:
                 reader.wants_continue = False
                 self.transport.write(_CONTINUE)
+            if len(data) >= _MUCH_BYTES or reader.behind:
+                self._rest()
             return
         self._reader = None
         self.deadline_s = math.inf
         self._state = _DEAF if reader.unread else _BUSY
         if rest:
             self._keep(rest)
-        if reader.coding is not None and reader.refusal is None:
+        if (reader.coding is not None or reader.pieces is not None) and reader.refusal is None:
             limit_bytes = self._shared.limits.max_body_bytes
-            self._expansion = Expansion(reader.coding, reader.body, limit_bytes, partial(self._expanded, reader))
+            self._expansion = Expansion(reader.coding, reader.take(), limit_bytes, partial(self._expanded, reader))
             self._expansion.begin(self._shared.executor)
         else:
             self._begin(reader, reader.body, reader.refusal)
@@ -164,12 +166,30 @@ class ClientConnection(asyncio.Protocol):
             self._paused = True
             self.transport.pause_reading()
 
-    def _next(self) -> None:
-        """The answer is complete and on its way: read the next request."""
-        self._state = _READING
+    def _resume_reading(self) -> None:
         if self._paused:
             self._paused = False
             self.transport.resume_reading()
+
+    def _rest(self) -> None:
+        """Leave the rest of a body to the loop's next turn: it would read up to 8 MB of it in this one."""
+        self._pause_reading()
+        self._shared.running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self.transport.is_closing():
+            return
+        if (reader := self._reader) is not None and reader.behind:
+            self._read(b"")
+            if self._reader is reader:
+                return
+        if len(self._kept) <= _MAX_AHEAD_BYTES and self._deaf_bytes_left >= 0:
+            self._resume_reading()
+
+    def _next(self) -> None:
+        """The answer is complete and on its way: read the next request."""
+        self._state = _READING
+        self._resume_reading()
         if self._kept:
             kept, self._kept = self._kept, b""
             self._read(kept)
@@ -184,28 +204,9 @@ class ClientConnection(asyncio.Protocol):
         shared = self._shared
         exchange = self._exchange = Exchange(self, request, body, refusal)
         exchange.congested = self._congested
-        loop = shared.loop = shared.loop or asyncio.get_running_loop()
-        self._task = task = loop.create_task(shared.handler(exchange), name="client request")
+        self._task = task = shared.running_loop().create_task(shared.handler(exchange), name="client request")
         shared.tasks.add(task)
-        task.add_done_callback(partial(self._handled, exchange))
-
-    def _handled(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
-        """See to it that every request has an answer, whatever became of its handler."""
-        shared = self._shared
-        shared.tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        unanswered = not exchange.finished and not exchange.gone
-        if error is not None:
-            shared.log.error("the handler of a request failed", exc_info=error)
-        elif unanswered and not shared.stopping:
-            how = "was cancelled" if task.cancelled() else "returned"
-            shared.log.error("the handler of a request %s before the answer was complete", how)
-        if not unanswered:
-            return
-        if exchange.started:
-            exchange.break_off()
-        else:
-            exchange.respond(500, _JSON, _INTERNAL_ERROR)
+        task.add_done_callback(partial(conclude, shared, exchange))
 
     def _leave(self) -> None:
         """The client has left: nobody waits for the running request any more."""
@@ -265,9 +266,8 @@ class ClientConnection(asyncio.Protocol):
         self._state = _LINGERING
         self._kept = b""
         self.deadline_s = self._shared.clock() + _LINGER_S
-        if self._paused and self._deaf_bytes_left >= 0:
-            self._paused = False
-            self.transport.resume_reading()
+        if self._deaf_bytes_left >= 0:
+            self._resume_reading()
         self.transport.write_eof()
         self._unsent = self.transport.get_write_buffer_size()
 

@@ -6,6 +6,7 @@ from coordinator.core.errors import BadRequest, BodyTooLarge, HeadersTooLarge, R
 from coordinator.server.body import coding_of
 from coordinator.server.chunked import ChunkedBody
 from coordinator.server.limits import ServerLimits
+from coordinator.server.pieces import Pieces
 
 _JUDGED = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"))
 _NOTHING: list[bytes] = []
@@ -25,20 +26,23 @@ class RequestReader:
         refusal: what is wrong with it, or None. `method` and `path` are empty if it did not get that far.
         unread: a refused request's rest was not read, so the connection cannot carry another one.
         wants_continue: the client waits for `100 Continue` before it sends the body.
+        body: as it came; empty where it is so long that it is left in pieces.
+        pieces: those of a long body, for the owner to put together; else None.
         coding: how the body is compressed, or None.
         arrived_s: set by the owner when the head is there.
     """
 
     __slots__ = (
         "_chunked", "_head_bytes", "_left", "_limits", "_parser", "_plain", "_tail", "_url", "arrived_s", "body",
-        "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path", "query", "refusal",
-        "target", "unread", "wants_continue",
+        "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path", "pieces", "query",
+        "refusal", "target", "unread", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits) -> None:
         self.method = self.target = self.path = self.query = ""
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
+        self.pieces: Pieces | None = None
         self.refusal: RequestError | None = None
         self.coding: str | None = None
         self.http_10 = self.keep_alive = self.complete = self.has_head = self.unread = self.wants_continue = False
@@ -48,7 +52,18 @@ class RequestReader:
         self._url = self._tail = b""
         self._head_bytes = self._left = 0
         self._chunked: ChunkedBody | None = None
-        self._plain: bytearray | None = None
+        self._plain: Pieces | None = None
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is data left to look at: `feed` must be called again, be it with nothing."""
+        return self._chunked is not None and self._chunked.behind
+
+    def take(self) -> bytes | Pieces:
+        """Hand the body over, so that it is not kept here beside what is made of it."""
+        body = self.pieces or self.body
+        self.pieces, self.body = None, b""
+        return body
 
     def feed(self, data: bytes) -> bytes:
         """Take what came in; returns the bytes that belong to later requests (always none before `complete`)."""
@@ -154,7 +169,7 @@ class RequestReader:
             self._expect_chunks(transfer, lengths)
         else:
             self._left = self._length(lengths) if lengths else 0
-            self._plain = bytearray() if self._left else None
+            self._plain = Pieces() if self._left else None
             self.complete = not self._left
         self._judge_wishes(found)
 
@@ -191,15 +206,15 @@ class RequestReader:
         left = self._left
         if len(data) < left:
             self._left = left - len(data)
-            kept += data
+            kept.add(data)
             return b""
         self._plain = None
         self.complete = True
         if not kept:
             self.body = data[:left]
         else:
-            kept += data[:left]
-            self.body = bytes(kept)
+            kept.add(data[:left])
+            self._put_together(kept)
         return data[left:]
 
     def _feed_chunked(self, chunked: ChunkedBody, data: bytes) -> bytes:
@@ -210,10 +225,16 @@ class RequestReader:
             return b""
         if rest is None:
             return b""
-        self.body = bytes(chunked.body)
+        self._put_together(chunked.body)
         self._chunked = None
         self.complete = True
         return rest
+
+    def _put_together(self, pieces: Pieces) -> None:
+        if pieces.long:
+            self.pieces = pieces
+        else:
+            self.body = pieces.whole()
 
 
 def _origin_form(target: str) -> str:

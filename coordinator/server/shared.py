@@ -37,7 +37,7 @@ class Shared:
     """Owned by the server.
 
     Attributes:
-        executor: expands large request bodies.
+        executor: puts long request bodies together and expands them.
         freed: called when a connection is closed.
         draining: connections close after the answer at hand.
         stopping: handlers are being cancelled on purpose.
@@ -55,3 +55,9 @@ class Shared:
     stopping: bool = False
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     connections: set[OpenConnection] = field(default_factory=set)
+
+    def running_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop; asking for it costs a system call, so it is asked for once."""
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+        return self.loop

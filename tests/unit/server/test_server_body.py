@@ -1,5 +1,6 @@
 import asyncio
 import gzip
+import random
 import threading
 import tracemalloc
 import zlib
@@ -10,6 +11,7 @@ from server_fakes import SlowExecutor, settle
 
 from coordinator.core.errors import BadRequest, BodyTooLarge, InternalError, UnsupportedEncoding
 from coordinator.server.body import Expander, Expansion, coding_of
+from coordinator.server.pieces import Pieces
 
 MIB = 1 << 20
 PLAIN = bytes(range(256)) * 50
@@ -23,6 +25,13 @@ def raw_deflate(data):
 def bomb(size_mib):
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     return b"".join(packer.compress(b" " * MIB) for _ in range(size_mib)) + packer.flush()
+
+
+def in_pieces(data, size=100000):
+    pieces = Pieces()
+    for at in range(0, len(data), size):
+        pieces.add(data[at : at + size])
+    return pieces
 
 
 def squeezed(data):
@@ -126,6 +135,21 @@ def test_a_bomb_costs_little_more_than_the_limit():
     assert peak < 20 * MIB
 
 
+def test_memory_is_twice_the_body_even_where_nothing_is_gained_by_compression():
+    body = random.Random(1).randbytes(4 * MIB)
+    pieces = in_pieces(gzip.compress(body))
+    assert len(pieces) > len(body)
+    tracemalloc.start()
+    try:
+        expander = Expander("gzip", pieces, len(body))
+        expanded = expander.run()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert expanded == body
+    assert peak < 2.2 * len(body)  # beside the pieces, which were there before
+
+
 def test_it_can_be_run_in_parts_and_stopped():
     expander = Expander("gzip", bomb(10), 32 * MIB)
     assert expander.run(MIB) is None
@@ -133,6 +157,24 @@ def test_it_can_be_run_in_parts_and_stopped():
     expander = Expander("gzip", bomb(10), 32 * MIB)
     expander.stop()
     assert expander.run() is None
+
+
+def test_a_body_in_pieces_is_put_together():
+    assert Expander(None, in_pieces(PLAIN), MIB).run() == PLAIN
+    assert Expander("gzip", in_pieces(gzip.compress(PLAIN), 3), MIB).run() == PLAIN
+    expander = Expander(None, in_pieces(PLAIN), MIB)
+    expander.stop()
+    assert expander.run() is None
+
+
+async def test_a_long_body_is_put_together_in_a_thread():
+    done, executor = Done(), SlowExecutor()
+    body = bytes(range(256)) * 8192
+    Expansion(None, in_pieces(body), 4 * MIB, done).begin(executor)
+    assert not done.calls
+    executor.run()
+    await settle()
+    assert done.calls == [(body, None)]
 
 
 class Done:

@@ -12,8 +12,8 @@ def read(data, step=None, limit=1000, trailers=200):
     for at in range(0, len(data), step):
         rest = chunked.feed(data[at : at + step])
         if rest is not None:
-            return bytes(chunked.body), rest + data[at + step :]
-    return bytes(chunked.body), None
+            return chunked.body.whole(), rest + data[at + step :]
+    return chunked.body.whole(), None
 
 
 @pytest.mark.parametrize("step", [None, *range(1, len(WHOLE))])
@@ -79,3 +79,32 @@ def test_a_chunk_beyond_the_limit_is_refused_when_it_is_announced():
 def test_trailers_are_bounded(line):
     with pytest.raises(HeadersTooLarge):
         read(b"0\r\n" + line * 100)
+
+
+class TestManySmallChunks:
+    WIRE = b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n"
+
+    def test_they_are_taken_in_turns(self):
+        chunked, turns = ChunkedBody(10000, 200), 1
+        rest = chunked.feed(self.WIRE + b"GET")
+        while chunked.behind:
+            assert rest is None
+            rest = chunked.feed(b"")
+            turns += 1
+        assert rest == b"GET"
+        assert chunked.body.whole() == b"x" * 5000
+        assert turns == 6  # of 2000 lines each
+
+    def test_what_comes_meanwhile_is_not_lost(self):
+        chunked = ChunkedBody(10000, 200)
+        assert chunked.feed(self.WIRE[:20000]) is None
+        assert chunked.behind
+        rest = chunked.feed(self.WIRE[20000:] + b"GET")
+        while rest is None:
+            rest = chunked.feed(b"")
+        assert (chunked.body.whole(), rest) == (b"x" * 5000, b"GET")
+
+    def test_a_few_chunks_are_taken_at_once(self):
+        chunked = ChunkedBody(10000, 200)
+        assert chunked.feed(b"1\r\nx\r\n" * 900 + b"0\r\n\r\n") == b""
+        assert not chunked.behind

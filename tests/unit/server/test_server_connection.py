@@ -595,3 +595,72 @@ async def test_draining(wire):
     for w in (busy, reading):
         assert b"Connection: close\r\n" in w.sent
         assert w.transport.closed
+
+
+# --- long bodies
+
+
+class TestLongBodies:
+    BODY = bytes(range(256)) * 8 * KIB  # 2 MiB
+
+    async def test_a_turn_of_the_loop_takes_one_read(self, wire):
+        w = wire(ok)
+        data = post(self.BODY)
+        for at in range(0, len(data), 256 * KIB):
+            assert not w.transport.paused
+            w.connection.data_received(data[at : at + 256 * KIB])
+            assert w.transport.paused is (at + 256 * KIB < len(data))
+            await settle()
+        w.executor.run()
+        await settle()
+        assert (w.exchange.body, w.sent) == (self.BODY, OK)
+        assert not w.transport.paused
+
+    async def test_small_reads_are_not_slowed_down(self, wire):
+        w = wire(ok)
+        for at in range(0, len(data := post(self.BODY)), 16 * KIB):
+            w.connection.data_received(data[at : at + 16 * KIB])
+            assert not w.transport.paused
+        w.executor.run()
+        await settle()
+        assert w.exchange.body == self.BODY
+
+    @pytest.mark.parametrize("step", [None, 5000])
+    async def test_many_small_chunks_and_a_request_behind_them(self, wire, step):
+        w = wire(ok)
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunks = b"2\r\nab\r\n" * 9000 + b"0\r\n\r\n"
+        for at in range(0, len(data := head + chunks + get()), step or len(data)):
+            w.connection.data_received(data[at : at + (step or len(data))])
+            for _ in range(20):
+                await settle()
+            assert not w.transport.paused
+        assert [x.body for x in w.exchanges] == [b"ab" * 9000, b""]
+        assert w.sent == OK * 2
+
+    async def test_a_client_that_leaves_while_it_rests(self, wire):
+        w = wire(ok)
+        w.connection.data_received(post(self.BODY)[: 300 * KIB])
+        assert w.transport.paused
+        w.transport.abort()
+        w.connection.connection_lost(None)
+        await settle()
+        assert w.transport.paused
+        assert not w.exchanges
+
+    async def test_a_client_that_leaves_while_its_body_is_put_together(self, wire):
+        w = wire(ok)
+        await w.feed(post(self.BODY), 16 * KIB)
+        assert w.executor.jobs
+        assert w.connection.eof_received() is False
+        assert w.transport.aborted
+        w.executor.run()
+        await settle()
+        assert not w.exchanges
+
+    async def test_broken_chunks_behind_many_small_ones_are_refused(self, wire):
+        w = wire(ok)
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await w.feed(head + b"1\r\nx\r\n" * 3000 + b"zz\r\n")
+        assert isinstance(w.exchange.refusal, BadRequest)
+        assert w.transport.eof
