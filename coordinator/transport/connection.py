@@ -1,6 +1,7 @@
 """One connection to an engine: writes one request at a time and drives a sink with its reply.
 
 The way of a byte is: socket callback, httptools, `ReplySink.data`; no task, no await, and no copy but httptools' own.
+A long request body goes out slice by slice: the kernel's, and above all TLS's, work on it is not done in one go.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from .reply import ReplySink
 from .request import Call
 
 STALE_S = 0.5
+SLICE_BYTES = 262144
 
 
 class Home(Protocol):
@@ -42,6 +44,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_choked",
         "_clock",
         "_home",
         "_keep",
@@ -50,6 +53,7 @@ class Connection(asyncio.Protocol):
         "_reused",
         "_sent_s",
         "_transport",
+        "_unsent",
         "address",
         "idle_since_s",
     )
@@ -64,6 +68,8 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._paused = False
         self._reused = False
+        self._choked = False
+        self._unsent: memoryview | None = None
         self._sent_s = 0.0
 
     @property
@@ -89,7 +95,10 @@ class Connection(asyncio.Protocol):
         self._keep = call.keep
         self._sent_s = self._clock()
         transport.write(call.head)
-        if call.body:
+        if len(call.body) > SLICE_BYTES:
+            self._unsent = memoryview(call.body)
+            self._send_on()
+        elif call.body:
             transport.write(call.body)
         return self._reader
 
@@ -120,6 +129,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once; what is not written yet is dropped."""
+        self._unsent = None
         self._home.left(self)
         if self._transport is not None:
             self._transport.abort()
@@ -148,6 +158,15 @@ class Connection(asyncio.Protocol):
         if reader is self._reader:  # else the sink has closed the stream
             self._look_at(reader)
 
+    def pause_writing(self) -> None:
+        """Called by the transport when the engine takes a request more slowly than it is written."""
+        self._choked = True
+
+    def resume_writing(self) -> None:
+        """Called by the transport when that is over."""
+        self._choked = False
+        self._send_on()
+
     def eof_received(self) -> None:
         """Called by the loop, which closes the connection afterwards."""
         reader = self._reader
@@ -166,6 +185,16 @@ class Connection(asyncio.Protocol):
         self._home.gone(self)
 
     # --- inside
+
+    def _send_on(self) -> None:
+        """Write the next slice of a long body, if there is one; the others follow in later turns of the loop."""
+        unsent, transport = self._unsent, self._transport
+        if unsent is None or transport is None or transport.is_closing():
+            return
+        self._unsent = unsent[SLICE_BYTES:] if len(unsent) > SLICE_BYTES else None
+        transport.write(unsent[:SLICE_BYTES])
+        if self._unsent is not None and not self._choked:
+            asyncio.get_running_loop().call_soon(self._send_on)
 
     def _look_at(self, reader: ReplyReader) -> None:
         if reader.fault is not None:
@@ -189,6 +218,7 @@ class Connection(asyncio.Protocol):
         """Whether another request may follow; not after a reply to a request that is only half sent."""
         stays = (reader.keeps_open or self._keep) and reader.in_step and not reader.until_close
         transport = self._transport
+        stays = stays and self._unsent is None
         return stays and transport is not None and not transport.is_closing() and not transport.get_write_buffer_size()
 
     def _fail(self, error: TransportError) -> None:
