@@ -3,16 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import msgspec
-from msgspec import Raw
-
 from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask, Headers
 
 from . import bodies
+from .bodies import Body, Walked
 
-_FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _DATA = b"data:"
 _NO_DATA = (b":", b"event:", b"id:", b"retry:")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -31,7 +28,7 @@ class Family(ABC):
     stream_type: bytes = EVENT_STREAM
     ends_with: bytes = b""
 
-    def claims(self, path: str, body: bytes) -> bool:
+    def claims(self, path: str, body: Body) -> bool:
         """Whether this body is of this family, where two families share a path. False for what cannot be read."""
         try:
             self.parse(path, body)
@@ -43,7 +40,7 @@ class Family(ABC):
         """Refuse what a header announces and the body therefore is not; names are lower-case. Raises BadRequest."""
 
     @abstractmethod
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: Body) -> Ask:
         """Read a request body as far as routing needs it.
 
         Raises:
@@ -54,17 +51,19 @@ class Family(ABC):
         """The path under which engines know this call: without the slash that clients may put at its end."""
         return path.rstrip("/") or "/"
 
-    def renamed(self, path: str, body: bytes, model: str) -> tuple[str, bytes]:
+    def renamed(self, path: str, body: Body, model: str) -> tuple[str, Body]:
         """An engine's path and a body with another model name, every other value byte for byte as it was.
+
+        A walked body is changed in place.
 
         Raises:
             BadRequest: the body cannot be read.
         """
-        fields = bodies.read(_FIELDS, body)
-        if "model" not in fields:
+        walked = body if isinstance(body, Walked) else bodies.walk(body)
+        if "model" not in walked.fields:
             return path, body
-        fields["model"] = Raw(bodies.dump(model))
-        return path, msgspec.json.encode(fields)
+        walked.change("model", bodies.dump(model))
+        return path, body if body is walked else walked.text
 
     def error_body(self, error: RequestError) -> bytes:
         """A whole error answer: `{"error":"text"}`."""

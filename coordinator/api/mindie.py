@@ -11,7 +11,7 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
 from . import bodies
-from .bodies import ABSENT
+from .bodies import ABSENT, Body
 from .tgi import TextGeneration
 
 _TOKENIZER: Final = "/v1/tokenizer"
@@ -38,7 +38,7 @@ class Mindie(TextGeneration):
     )
     prefixes = ("/infer",)
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: Body) -> Ask:
         """Read a request with exactly one of `inputs` and `input_id` (MindIE §2).
 
         `/infer_token` takes `input_id` alone, but a recompute body always carries `inputs` (MindIE §6).

@@ -12,7 +12,7 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
 from . import bodies
-from .bodies import ABSENT
+from .bodies import ABSENT, Body
 from .family import Family
 
 _CHAT: Final = "/v1/chat/completions"
@@ -65,7 +65,7 @@ class OpenAi(Family):
     prefixes = ("/v1/",)
     ends_with = b"data: [DONE]\n\n"
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: Body) -> Ask:
         """Read a chat or completion request.
 
         Either takes `messages` or `prompt` (MindIE §2) of any shape: recompute bodies carry them as strings of token

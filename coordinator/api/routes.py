@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from coordinator.core.errors import UnknownPath, WrongMethod
 from coordinator.core.ports import Route
 
+from .bodies import Body
 from .family import Family
 
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
@@ -124,7 +125,7 @@ class RouteTable:
         return step, params
 
 
-def choose(match: Match, path: str, body: bytes) -> Family:
+def choose(match: Match, path: str, body: Body) -> Family:
     """The family that a body is of; where none claims it the first one, whose `parse` then says what is wrong."""
     families = match.families
     if len(families) == 1:

@@ -12,7 +12,7 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
 from . import bodies
-from .bodies import ABSENT
+from .bodies import ABSENT, Body
 from .family import Family
 
 _ERROR_TYPES: Final = {429: "rate_limit_error"}
@@ -39,7 +39,7 @@ class Sglang(Family):
     routes: Sequence[Route] = (Route("POST", "/generate", "infer"),)
     ends_with = b"data: [DONE]\n\n"
 
-    def claims(self, path: str, body: bytes) -> bool:  # noqa: ARG002 (one path only)
+    def claims(self, path: str, body: Body) -> bool:  # noqa: ARG002 (one path only)
         """Whether the body has one of the three kinds of prompt."""
         try:
             given = bodies.read(_BODY, body)
@@ -47,7 +47,7 @@ class Sglang(Family):
             return False
         return any(map(bodies.given, (given.text, given.input_ids, given.input_embeds)))
 
-    def parse(self, path: str, body: bytes) -> Ask:  # noqa: ARG002 (one path only)
+    def parse(self, path: str, body: Body) -> Ask:  # noqa: ARG002 (one path only)
         """Read a request; of several prompts the first of `text`, `input_ids`, `input_embeds` counts, as in SGLang.
 
         Each may be a list of prompts. `model` is no field of SGLang's: it says which instances are asked for.

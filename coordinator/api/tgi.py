@@ -12,7 +12,7 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
 from . import bodies
-from .bodies import ABSENT
+from .bodies import ABSENT, Body
 from .family import Family
 
 _END: Final = re.compile(rb'"generated_text"\s*:\s*"')
@@ -60,11 +60,11 @@ class Tgi(TextGeneration):
     )
     prefixes = ("/generate", "/info")
 
-    def claims(self, path: str, body: bytes) -> bool:  # noqa: ARG002 (the same on every path)
+    def claims(self, path: str, body: Body) -> bool:  # noqa: ARG002 (the same on every path)
         """Whether the body has `inputs`; it wins over `prompt` where both are there (MindIE §2)."""
         return bodies.has(_BODY, body, "inputs")
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: Body) -> Ask:
         """Read a request with `inputs`; the family knows no model names."""
         given = bodies.read(_BODY, body)
         if not bodies.given(given.inputs):

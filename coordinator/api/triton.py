@@ -12,7 +12,7 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask, Headers
 
 from . import bodies
-from .bodies import ABSENT
+from .bodies import ABSENT, Body
 from .family import Family
 
 _MODELS: Final = "/v2/models/"
@@ -64,7 +64,7 @@ class Triton(Family):
         if any(name == _BINARY_HEADER for name, _ in headers):
             raise BadRequest("binary tensor data is not supported, send JSON")
 
-    def parse(self, path: str, body: bytes) -> Ask:
+    def parse(self, path: str, body: Body) -> Ask:
         """Read a generate or infer request; tensors other than token ids are the engine's to judge."""
         given = bodies.read(_BODY, body)
         model, operation = _split(path)
@@ -92,7 +92,7 @@ class Triton(Family):
             del parts[4:6]
         return "/".join(parts)
 
-    def renamed(self, path: str, body: bytes, model: str) -> tuple[str, bytes]:
+    def renamed(self, path: str, body: Body, model: str) -> tuple[str, Body]:
         """The path with another model name; the body names none."""
         parts = path.split("/")
         parts[3] = quote(model, safe="")

@@ -11,7 +11,7 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
 from . import bodies
-from .bodies import ABSENT
+from .bodies import ABSENT, Body
 from .family import Family
 
 _NO_ADAPTER: Final = "None"
@@ -33,11 +33,11 @@ class Vllm(Family):
     name = "vllm"
     routes: Sequence[Route] = (Route("POST", "/generate", "infer"),)
 
-    def claims(self, path: str, body: bytes) -> bool:  # noqa: ARG002 (one path only)
+    def claims(self, path: str, body: Body) -> bool:  # noqa: ARG002 (one path only)
         """Whether the body has `prompt`."""
         return bodies.has(_BODY, body, "prompt")
 
-    def parse(self, path: str, body: bytes) -> Ask:  # noqa: ARG002 (one path only)
+    def parse(self, path: str, body: Body) -> Ask:  # noqa: ARG002 (one path only)
         """Read a request with `prompt`.
 
         The model "None" counts as none: recompute bodies name the LoRA adapter there, and so the lack of one

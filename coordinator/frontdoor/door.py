@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.api import openai, tgi, triton
+from coordinator.api.bodies import LONG_BYTES, Body, Walked, walk
 from coordinator.api.family import Family
 from coordinator.api.routes import Match, RouteTable, choose
 from coordinator.core.errors import ClientGone, InternalError, RequestError, UnknownPath, WrongMethod
@@ -16,10 +17,12 @@ from coordinator.core.request import Deadlines, Request
 from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor.headers import forwardable, request_id
 from coordinator.frontdoor.models import ModelNames
+from coordinator.frontdoor.reading import BodyReader
 from coordinator.observability.access import AccessLog, RequestRecord
 from coordinator.observability.metrics import Metrics
 from coordinator.relay import Relay
 from coordinator.server.exchange import Exchange
+from coordinator.wire.json_edit import IndexedRequest
 
 ID_MASK = (1 << 64) - 1
 SPREAD = 0x9E3779B97F4A7C15  # odd, so no two of 2**64 ids are equal; neighbours look nothing alike
@@ -71,6 +74,7 @@ class FrontDoor:
         self._telemetry = telemetry
         self.settings = settings
         self._ready = ready
+        self._bodies = BodyReader()
         self._started_s = int(time.time())
         self._ids = itertools.count(secrets.randbits(63))
 
@@ -102,11 +106,15 @@ class FrontDoor:
     # --- calls that go to an engine
 
     async def _engine_call(self, exchange: Exchange, match: Match) -> None:
-        family = choose(match, exchange.path, exchange.body)
+        body = await self._body(exchange, match)
+        if body is None:
+            return
+        family = choose(match, exchange.path, body)
         record = self._record(exchange, family)
         relay = self._relay(exchange, family, record)
         try:
-            request = self._request(exchange, family, record)
+            request = await self._request(exchange, family, record, body)
+            body = b""  # what came is not kept beside what goes to the engine
             if match.operation == "infer":
                 await self._dispatcher.run(request, relay, record)
             else:
@@ -126,23 +134,43 @@ class FrontDoor:
         finally:
             self._account(exchange, family, record)
 
-    def _request(self, exchange: Exchange, family: Family, record: RequestRecord) -> Request:
+    async def _body(self, exchange: Exchange, match: Match) -> Body | None:
+        """The body as its families can read it without walking it more than once; None: it was refused."""
+        body = exchange.body
+        try:
+            if len(body) >= LONG_BYTES:
+                exchange.body = b""  # whoever walks a long body is the only one to keep it
+                return await self._bodies.walk(body, self.settings.schedule_s)
+            return body if len(match.families) == 1 else walk(body)
+        except RequestError as error:
+            self._refuse(exchange, error)
+            return None
+        except asyncio.CancelledError:
+            family = match.families[0]
+            record = self._record(exchange, family)
+            record.failed(ClientGone("the client has left"))
+            self._account(exchange, family, record)
+            raise
+
+    async def _request(self, exchange: Exchange, family: Family, record: RequestRecord, body: Body) -> Request:
         family.check_headers(exchange.headers)
-        ask = family.parse(exchange.path, exchange.body)
+        ask = family.parse(exchange.path, body)
         record.stream, record.model, record.prompt_bytes = ask.stream, ask.model, ask.prompt_bytes
-        path, body = family.engine_path(exchange.path), exchange.body
+        path = family.engine_path(exchange.path)
+        if isinstance(body, Walked) and body.long:
+            await asyncio.sleep(0)  # between counting its tokens and copying it for an engine
         model = self._models.resolve(ask.model)
         if model is not None and model != ask.model:
             path, body = family.renamed(path, body, model)
             ask = replace(ask, model=model)
         arrived_s, settings = exchange.arrived_s, self.settings
-        return Request(
+        request = Request(
             id=record.id,
             api=family.name,
             path=path,
             query=exchange.query,
             headers=forwardable(exchange.headers),
-            body=body,
+            body=body.text if isinstance(body, Walked) else body,
             ask=ask,
             arrived_s=arrived_s,
             deadlines=Deadlines(
@@ -152,6 +180,9 @@ class FrontDoor:
                 inter_token_s=settings.inter_token_s,
             ),
         )
+        if isinstance(body, Walked) and body.spans is not None:
+            return IndexedRequest.of(request, body.spans)
+        return request
 
     def _account(self, exchange: Exchange, family: Family, record: RequestRecord) -> None:
         record.duration_s = time.monotonic() - exchange.arrived_s

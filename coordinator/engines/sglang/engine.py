@@ -18,7 +18,7 @@ from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.wire.events import wants_usage
-from coordinator.wire.json_edit import Fields, read_fields
+from coordinator.wire.json_edit import Fields, request_fields
 from coordinator.wire.models import first_model
 from coordinator.wire.sglang import (
     TooManySequences,
@@ -195,7 +195,7 @@ def _fields_of(request: Request) -> Fields:
     if request.api not in SPOKEN:
         raise _unspoken(request)
     try:
-        return read_fields(request.body)
+        return request_fields(request)
     except ValueError as error:
         raise BadRequest("the body must be a JSON object", detail=str(error)) from error
 

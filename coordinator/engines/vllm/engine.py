@@ -20,7 +20,7 @@ from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import UNRELEASED, KvReleases
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
-from coordinator.wire.json_edit import Fields, read_fields
+from coordinator.wire.json_edit import Fields, request_fields
 from coordinator.wire.models import first_model
 from coordinator.wire.vllm import PARAMS, Way, decode_body, prompts_of, way_of
 
@@ -215,7 +215,7 @@ class VllmEngine:
 
 def _fields_of(request: Request) -> Fields:
     try:
-        return read_fields(request.body)
+        return request_fields(request)
     except ValueError as error:
         raise BadRequest("the body must be a JSON object with plain names", detail=str(error)) from None
 

@@ -1,9 +1,12 @@
+import json
+
 import msgspec
 import pytest
 from msgspec import Raw
 
 from coordinator.api import bodies
 from coordinator.core.errors import BadRequest
+from coordinator.wire.json_scan import index
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -153,3 +156,72 @@ def test_dump_writes_what_strict_readers_take():
     value = {"\ud800": ["a\udfff", {"b": "é"}, 1]}
     assert bodies.dump(value) == '{"?":["a?",{"b":"é"},1]}'.encode()
     assert bodies.dump({"a": None}) == b'{"a":null}'
+
+
+def indexed(text):
+    work = index(text)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return bodies.Walked.indexed(text, end.value)
+
+
+class TestWalkedBodies:
+    TEXT = b'{"z": 1, "a":"one" ,"model":"alias", "b" :[1, 2]}'
+
+    @pytest.mark.parametrize("walk", [bodies.walk, indexed])
+    def test_they_are_read_as_any_other(self, walk):
+        given = bodies.read(DECODER, walk(self.TEXT))
+        assert given == read(self.TEXT)
+        assert bodies.read(DECODER, walk(b'{"b":null}')) == Body(b=Raw(b"null"))
+        assert bodies.has(DECODER, walk(self.TEXT), "b")
+        assert not bodies.has(DECODER, walk(b'{"b":null}'), "b")
+
+    @pytest.mark.parametrize("value", [b'"m"', b'"a much longer name"'])
+    def test_a_changed_long_body_differs_in_that_value_alone(self, value):
+        walked = indexed(self.TEXT)
+        walked.change("model", value)
+        assert walked.text == self.TEXT.replace(b'"alias"', value)
+        assert {name: bytes(raw) for name, raw in walked.fields.items()} == {
+            "z": b"1", "a": b'"one"', "model": value, "b": b"[1, 2]",
+        }  # fmt: skip
+        assert walked.spans == indexed(walked.text).spans
+
+    def test_a_changed_short_body_has_its_values_as_they_were(self):
+        walked = bodies.walk(self.TEXT)
+        walked.change("model", b'"m"')
+        assert walked.text == b'{"z":1,"a":"one","model":"m","b":[1, 2]}'
+        assert bytes(walked.fields["model"]) == b'"m"'
+        assert not walked.long
+
+    def test_of_equal_names_the_one_that_counts_is_changed(self):
+        walked = indexed(b'{"model":"x","model":"y"}')
+        walked.change("model", b"7")
+        assert walked.text == b'{"model":"x","model":7}'
+
+    def test_a_broken_short_body_is_refused(self):
+        with pytest.raises(BadRequest):
+            bodies.walk(b"[]")
+
+
+@pytest.mark.parametrize("spaces", ["", " "])
+@pytest.mark.parametrize(
+    "value", [[], [1], [[]], [[], [], [7]], list(range(60000)), [[n] * (n % 3) for n in range(40000)], [[]] * 50000]
+)
+def test_tokens_of_any_number(value, spaces):
+    numbers = sum(len(one) if isinstance(one, list) else 1 for one in value)
+    text = json.dumps(value, separators=("," + spaces, ":")).replace("[]", f"[{spaces}]").encode()
+    assert bodies.tokens(Raw(text)) == numbers
+
+
+def test_what_is_long_and_no_token_array():
+    numbers = b",".join([b"123"] * 60000)
+    assert bodies.tokens(Raw(b"[" + numbers + b',"x"]')) is None
+    assert bodies.tokens(Raw(b"[" + numbers + b",1.5]")) is None
+
+
+def test_long_values_are_not_decoded():
+    assert bodies.parameter_limit(Raw(b'{"max_tokens":3,"x":"' + b"x" * bodies.LONG_BYTES + b'"}')) is None
+    with pytest.raises(BadRequest, match="`model` is too long"):
+        bodies.text(Raw(b'"' + b"x" * 70000 + b'"'), "model")

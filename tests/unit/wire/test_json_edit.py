@@ -3,7 +3,9 @@ import json
 import pytest
 from msgspec import Raw
 
+from coordinator.core.request import Ask, Deadlines, Request
 from coordinator.wire import json_edit
+from coordinator.wire.json_edit import IndexedRequest
 
 ODD = b'{ "seed" : 9007199254740993, "top_p":1e-9, "x":{"a":null,"b":[1,{"c":"\xc3\xa9 \\u00e9"}]}, "n": null }'
 
@@ -39,3 +41,39 @@ def test_readers_take_their_own_type_only():
     assert [json_edit.items(v) for v in values[:2]] == [None, None]
     assert [json_edit.object_fields(v) is not None for v in values] == [False, False, False, True, False, False]
     assert [json_edit.is_true(v) for v in values] == [False, False, False, False, True, False]
+
+
+def test_long_values_are_written_byte_for_byte():
+    long = b'"' + "x\u00e9\u4e2d ".encode() * json_edit.JOINED_BYTES + b'"'
+    fields = json_edit.read_fields(b'{"a" : 1.0, "\\u00e9\\"" :' + long + b', "c":[1, 2] }')
+    assert json_edit.write_fields(fields) == b'{"a":1.0,"\xc3\xa9\\"":' + long + b',"c":[1, 2]}'
+
+
+class TestRequestFields:
+    BODY = b'{"a":1,"b":"x"}'
+    REQUEST = Request(
+        id="r", api="openai", path="/p", query="", headers=(), body=BODY,
+        ask=Ask(stream=True, model=None, prompt_bytes=3), arrived_s=0.0, wire_id="7",
+        deadlines=Deadlines(1.0, 2.0, 3.0, 4.0),
+    )  # fmt: skip
+
+    @staticmethod
+    def plain(fields):
+        return {name: bytes(value) for name, value in fields.items()}
+
+    def test_without_an_index_the_body_is_read(self):
+        assert self.plain(json_edit.request_fields(self.REQUEST)) == {"a": b"1", "b": b'"x"'}
+
+    def test_an_index_is_believed(self):
+        request = IndexedRequest.of(self.REQUEST, {"b": (11, 14)})
+        assert self.plain(json_edit.request_fields(request)) == {"b": b'"x"'}
+        assert all(getattr(request, name) == getattr(self.REQUEST, name) for name in ("id", "ask", "wire_id", "body"))
+
+    def test_but_not_for_another_body(self):
+        request = IndexedRequest.of(self.REQUEST, {"b": (11, 14)})
+        resumed = request.resumed(b'{"c":2}', request.ask, "8")
+        assert self.plain(json_edit.request_fields(resumed)) == {"c": b"2"}
+
+    def test_what_cannot_be_read_is_a_value_error(self):
+        with pytest.raises(ValueError, match="not a JSON object"):
+            json_edit.request_fields(self.REQUEST.resumed(b"[]", self.REQUEST.ask, ""))
