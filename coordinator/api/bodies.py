@@ -42,6 +42,7 @@ UTF8_CHECKED_BYTES = 1 << 20
 LONG_BYTES = 1 << 19  # about 1 ms for msgspec, where it is slowest
 _MOST_NAME_BYTES = 65536
 _SLICE_BYTES = 65536
+_COMMAS = b"," * _SLICE_BYTES
 
 
 @dataclass(slots=True)
@@ -206,7 +207,7 @@ def tokens(value: Raw) -> int | None:
     for at in range(0, len(view), _SLICE_BYTES):  # in slices, so that no copy of the whole is made
         piece = bytes(view[at : at + _SLICE_BYTES])
         rest = piece.translate(None, _TOKENS)
-        if rest.strip(b","):
+        if not _COMMAS.startswith(rest):
             return None
         commas += len(rest)
         if carry or b"[" in piece:

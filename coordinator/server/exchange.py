@@ -52,7 +52,7 @@ class Exchange:
         path: the target up to `?`; an absolute-form target is reduced to its path.
         query: what follows `?`.
         headers: lower-case names, order and duplicates kept.
-        body: complete and expanded; empty if refused.
+        body: complete and expanded; empty if refused. A handler may empty it, to be the only one to keep it.
         http_10: the client speaks HTTP/1.0: streams end by close.
         peer: the client's IP address.
         arrived_s: monotonic time at which the head was complete.

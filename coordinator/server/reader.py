@@ -169,7 +169,6 @@ class RequestReader:
             self._expect_chunks(transfer, lengths)
         else:
             self._left = self._length(lengths) if lengths else 0
-            self._plain = Pieces() if self._left else None
             self.complete = not self._left
         self._judge_wishes(found)
 
@@ -201,16 +200,16 @@ class RequestReader:
     # --- the body
 
     def _feed_plain(self, data: bytes) -> bytes:
-        kept = self._plain
-        assert kept is not None
-        left = self._left
+        kept, left = self._plain, self._left
         if len(data) < left:
+            if kept is None:
+                kept = self._plain = Pieces()
             self._left = left - len(data)
             kept.add(data)
             return b""
         self._plain = None
         self.complete = True
-        if not kept:
+        if kept is None:
             self.body = data[:left]
         else:
             kept.add(data[:left])
