@@ -178,7 +178,7 @@ async def test_the_line_is_bounded(case, peers, monkeypatch):
     case.stops.stop("2", both(peers))
     assert case.results == ["dropped"]
     gate.set()
-    await until(lambda: len(case.results) == 4)
+    await until(lambda: len(case.results) == 4 and not case.stops._tasks)
     case.stops.stop("3", both(peers))
     await until(lambda: len(case.results) == 6)
     assert sorted(case.results) == ["dropped"] + ["sent"] * 5
