@@ -3,23 +3,18 @@
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
+
+from coordinator.wire.packing import plain
 
 In = TypeVar("In")
 
 _LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 134217728  # twice what a decode instance may say at once
 MAX_PENDING_BYTES = MAX_MESSAGE_BYTES
-
-
-def _plain(value: object) -> object:
-    """What msgspec does not pack by itself: mappings of other kinds than dict, as instances may have for options."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} in a message")
 
 
 class Channel(asyncio.Protocol, Generic[In]):
@@ -33,7 +28,7 @@ class Channel(asyncio.Protocol, Generic[In]):
 
     def __init__(self, kinds: object, take: Callable[[In], None], ended: Callable[[], None]) -> None:
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(kinds)
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=plain)
         self._take = take
         self._ended = ended
         self._parts: list[bytes] = []

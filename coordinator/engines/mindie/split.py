@@ -5,7 +5,7 @@ stands in the upper bits of their request id, all of one read in one message.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from coordinator.core.ids import worker_of
 from coordinator.core.instance import Instance
 from coordinator.engines.mindie.boxes import Boxes
 from coordinator.wire.mindie import Frame, Kind
+from coordinator.wire.packing import plain
 
 Tell = Callable[[int | None, bytes], None]
 """Send bytes to the other half in one worker, or in all of them (None)."""
@@ -56,14 +57,7 @@ class Model(_Word):
     name: str
 
 
-def _plain(value: object) -> object:
-    """What msgspec does not pack by itself: mappings of other kinds than dict, as instances may have for options."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} in a message")
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
 _DECODER = msgspec.msgpack.Decoder(Opened | Lost | Frames | Model)
 
 
