@@ -1,6 +1,7 @@
 """Accepting connections, and not going mad when there is no room for them."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import math
@@ -75,7 +76,13 @@ class Acceptor:
                 loop.add_reader(sock, self._accept, sock)
 
     def close(self) -> None:
-        """Stop for good and close the sockets; clients in the backlog are reset."""
+        """Stop for good and close the sockets.
+
+        Clients in the backlog are accepted first as far as there is room: closing the socket would reset them, also
+        where another process listens on the same port.
+        """
+        for sock in self._sockets:
+            self._accept_rest(sock)
         self._pause()
         if self._retry is not None:
             self._retry.cancel()
@@ -92,21 +99,33 @@ class Acceptor:
                 loop.remove_reader(sock)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_EVENT):
-            if not self._has_room():
-                self._pause()
-                return
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except ConnectionError:
-                continue  # this client has left already
-            except OSError as error:
-                self._wait(error)
-                return
-            sock.settimeout(0)
-            self._take(sock)
+        try:
+            for _ in range(_ACCEPTS_PER_EVENT):
+                if not self._has_room():
+                    self._pause()
+                    return
+                if not self._accept_one(listener):
+                    return
+        except OSError as error:
+            self._wait(error)
+
+    def _accept_rest(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(_BACKLOG):
+                if not self._has_room() or not self._accept_one(listener):
+                    return
+
+    def _accept_one(self, listener: socket.socket) -> bool:
+        """Take the next client; False: there is none. Raises OSError when the system is short of something."""
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except ConnectionError:
+            return True  # this client has left already
+        sock.settimeout(0)
+        self._take(sock)
+        return True
 
     def _wait(self, error: OSError) -> None:
         """Let clients wait until a connection is closed, or half a second."""

@@ -35,6 +35,7 @@ from coordinator.workers.sums import packed
 LOG = logging.getLogger("pd_coordinator.workers")
 REPORT_S = 0.5
 LOOK_AROUND_S = 0.02
+LAST_COMERS_S = 0.5  # whoever was connected just before listening stopped has sent a request by then
 
 
 class Worker:
@@ -127,9 +128,15 @@ class Worker:
             self._data.dispatcher.interrupt_all(Draining())
 
     def leave_alone(self, within_s: float) -> None:
-        """The same while the others go on: they get the connections that come from here on."""
+        """The same while the others go on: they get the connections that come from here on.
+
+        Requests on connections that are open already are served for another 0.5 s, if there is that much time.
+        """
         self._data.server.stop_listening()
-        self.drain(within_s)
+        if within_s <= LAST_COMERS_S:
+            self.drain(within_s)
+        else:
+            asyncio.get_running_loop().call_later(LAST_COMERS_S, self.drain, within_s - LAST_COMERS_S)
 
     async def _aclose(self) -> None:
         self._report()

@@ -452,6 +452,16 @@ async def test_stop_listening(site):
     assert await read(reader, count=len(OK)) == OK
 
 
+async def test_who_waits_in_the_backlog_is_served_before_listening_stops(site):
+    s = await site(ok)
+    sock = socket.create_connection(("127.0.0.1", s.server.port))  # the loop has no turn between this and the stop
+    s.server.stop_listening()
+    reader, writer = await asyncio.open_connection(sock=sock)
+    writer.write(GET)
+    assert await read(reader, count=len(OK)) == OK
+    writer.close()
+
+
 async def test_aclose_lets_handlers_say_goodbye(site):
     async def polite(exchange):
         exchange.start(200, (), b"x")
