@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from coordinator.core.ids import WireIds
 from coordinator.core.ports import EngineProtocol
 from coordinator.dispatch import DispatchLimits
 from coordinator.engines.context import EngineContext
-from coordinator.engines.table import ENGINES, load_engine
+from coordinator.engines.table import ENGINES, HasSettings, load_engine
 from coordinator.frontdoor import DoorSettings
 from coordinator.observability.metrics import Metrics
 from coordinator.policies import POLICY_NAMES, Policies, load_policy
@@ -31,7 +32,7 @@ def load_settings(path: Path) -> Settings:
         ConfigError: with every problem.
     """
     known = config.Known(engines=tuple(ENGINES), policies=POLICY_NAMES)
-    settings = config.load(path, known, validate_options)
+    settings = config.load(path, known, validate_options, engine_settings)
     try:
         make_policies(settings)
     except ValueError as error:
@@ -43,6 +44,16 @@ def load_settings(path: Path) -> Settings:
 def validate_options(engine: str, given: Mapping[str, object]) -> Mapping[str, object]:
     """Check the engine-specific keys of an instance; raises ValueError."""
     return load_engine(engine).options(given)
+
+
+def engine_settings(engine: str, given: Mapping[str, object]) -> Mapping[str, object]:
+    """Check the settings of an engine protocol and fill in its defaults; raises ValueError."""
+    made = load_engine(engine)
+    if isinstance(made, HasSettings):
+        return made.settings(given)
+    for key in given:
+        raise config.OptionError(key, "this engine has no settings")
+    return given
 
 
 def make_policies(settings: Settings) -> Policies:
@@ -69,7 +80,11 @@ def make_engines(
         health_timeout_s=settings.health.timeout_s,
     )
     named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
-    return {name: load_engine(name)(context) for name in sorted(named | set(ENGINES))}
+    made: dict[str, EngineProtocol] = {}
+    for name in sorted(named | set(ENGINES)):
+        own = engine_settings(name, settings.engines.get(name, {}))
+        made[name] = load_engine(name)(replace(context, settings=own))
+    return made
 
 
 def settle_memory() -> None:

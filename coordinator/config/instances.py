@@ -81,7 +81,7 @@ def build_all(
         try:
             options = validate(engine, entry.options)
         except ValueError as error:
-            findings.append(_refused(error, ("cluster", "instances", position), entry.options))
+            findings.append(refused(error, ("cluster", "instances", position), entry.options, GENERIC_KEYS))
             continue
         built.append(_instance(entry, engine, entry.model or shared.model, options))
     return built, findings
@@ -105,16 +105,16 @@ def _instance(entry: InstanceSettings, engine: str, model: str | None, options: 
     )
 
 
-def _refused(error: ValueError, path: KeyPath, options: Mapping[str, Any]) -> Finding:
-    """The finding for what an engine said about its keys."""
+def refused(error: ValueError, path: KeyPath, given: Mapping[str, Any], also_valid: tuple[str, ...] = ()) -> Finding:
+    """The finding for what an engine said about its keys in the mapping at `path`."""
     if not isinstance(error, OptionError):
         reason = " ".join(str(error).split()) or "the engine refuses its keys"
-        key = next((word for word in _WORD.findall(reason) if word in options), None)
-        hint = did_you_mean(key, GENERIC_KEYS) if key else None
+        key = next((word for word in _WORD.findall(reason) if word in given), None)
+        hint = did_you_mean(key, also_valid) if key else None
         return Finding((*path, key) if key else path, reason, hint)
     if error.valid and error.key not in error.valid:
-        return unknown_key((*path, error.key), (*GENERIC_KEYS, *error.valid))
-    hint = None if error.key in error.valid else did_you_mean(error.key, GENERIC_KEYS)
+        return unknown_key((*path, error.key), (*also_valid, *error.valid))
+    hint = None if error.key in error.valid else did_you_mean(error.key, also_valid)
     return Finding((*path, error.key), error.reason, hint)
 
 

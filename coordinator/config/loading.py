@@ -1,6 +1,6 @@
 """cluster.yaml to `Settings`: read, validate, and tell everything that is wrong in one go."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,14 +11,19 @@ from .checks import check_instances, check_ports
 from .document import Document, read_document, read_text
 from .errors import ConfigError, Finding, KeyPath
 from .explain import explain
-from .instances import Shared, ValidateOptions, build_all
+from .instances import Shared, ValidateOptions, build_all, refused
 from .models import InstanceSettings, Server, Settings
 from .source import Known, Source
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def load(path: Path, known: Known | None = None, validate: ValidateOptions | None = None) -> Settings:
+def load(
+    path: Path,
+    known: Known | None = None,
+    validate: ValidateOptions | None = None,
+    validate_engine: ValidateOptions | None = None,
+) -> Settings:
     """Read a configuration file.
 
     Args:
@@ -26,24 +31,39 @@ def load(path: Path, known: Known | None = None, validate: ValidateOptions | Non
         known: names of engines and policies that are offered; None: the built-in engines, any policy name.
         validate: checks engine-specific keys, so that problems with them are told together with all others; None:
             `to_instances` tells them.
+        validate_engine: the same for the settings of an engine protocol, in the section `engines`.
 
     Raises:
         ConfigError: the file cannot be read or used; holds every problem.
     """
-    return parse(read_text(path), str(path), known, validate)
+    return parse(read_text(path), str(path), known, validate, validate_engine)
 
 
 def parse(
-    text: str, name: str = "cluster.yaml", known: Known | None = None, validate: ValidateOptions | None = None
+    text: str,
+    name: str = "cluster.yaml",
+    known: Known | None = None,
+    validate: ValidateOptions | None = None,
+    validate_engine: ValidateOptions | None = None,
 ) -> Settings:
     """The same for text that is already there; `name` stands for the file in messages."""
     document = read_document(text, name)
     reading = _Reading(document, known or Known())
     settings, findings = reading.validated()
     findings += reading.crossed(findings, validate)
+    if settings is not None and validate_engine is not None:
+        findings += _refused_engines(settings.engines, validate_engine)
     if settings is None or findings:
         raise ConfigError(name, [finding.located(document.lines) for finding in findings])
     return settings.with_source(Source(name, document.lines, reading.known))
+
+
+def _refused_engines(engines: Mapping[str, Mapping[str, Any]], validate: ValidateOptions) -> Iterator[Finding]:
+    for name, given in engines.items():
+        try:
+            validate(name, given)
+        except ValueError as error:
+            yield refused(error, ("engines", name), given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from coordinator.core.instance import Role
 
@@ -30,6 +30,11 @@ from .fields import (
 from .source import Source
 
 
+def _empty_mapping(value: Any) -> Any:
+    """A mapping whose keys are all commented out is null in YAML."""
+    return {} if value is None else value
+
+
 class Section(BaseModel):
     """What all sections share: unknown keys are errors, nothing is converted, nothing changes after loading."""
 
@@ -39,7 +44,7 @@ class Section(BaseModel):
     @classmethod
     def _empty_is_default(cls, value: Any) -> Any:
         """A section whose keys are all commented out is null in YAML."""
-        return {} if value is None else value
+        return _empty_mapping(value)
 
 
 class Server(Section):
@@ -238,6 +243,9 @@ class Settings(Section):
     retry: Retry = Field(Retry(), description="how often one request is tried")
     health: Health = Field(Health(), description="health checks of the instances")
     logging: Logging = Field(Logging(), description="the log")
+    engines: Annotated[
+        Mapping[EngineName, Annotated[dict[str, Any], BeforeValidator(_empty_mapping)]], BeforeValidator(_empty_mapping)
+    ] = Field({}, description="settings of engine protocols, by engine name; each engine's page lists its keys")
 
     _source: Source = PrivateAttr(default_factory=Source)
 

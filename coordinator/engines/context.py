@@ -2,7 +2,8 @@
 
 import logging
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from coordinator.core.ids import WireIds
 from coordinator.observability.metrics import Metrics
@@ -19,6 +20,7 @@ class EngineContext:
         connect_s: how long opening a connection may take.
         health_path: path of health checks; None: the engine's own.
         health_timeout_s: how long a health check may take.
+        settings: the engine's own, from the section `engines` of the configuration, validated by its class.
     """
 
     client: HttpClient
@@ -29,3 +31,4 @@ class EngineContext:
     health_path: str | None = None
     health_timeout_s: float = 3.0
     ssl_context: ssl.SSLContext | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
@@ -23,6 +23,16 @@ class EngineClass(Protocol):
     @staticmethod
     def options(given: Mapping[str, object]) -> Mapping[str, object]:
         """See core.ports.EngineProtocol.options."""
+        ...
+
+
+@runtime_checkable
+class HasSettings(Protocol):
+    """An engine class with settings of its own, in the section `engines` of the configuration."""
+
+    @staticmethod
+    def settings(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate the settings and fill in the defaults; raises config.OptionError, or ValueError with a sentence."""
         ...
 
 

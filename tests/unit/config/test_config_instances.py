@@ -170,3 +170,26 @@ def test_a_thousand_instances_load_fast():
     start = time.process_time()
     assert len(to_instances(parse(text), strict)) == 1000
     assert time.process_time() - start < 0.5
+
+
+class TestEngineSettings:
+    """The section `engines`."""
+
+    def test_they_are_checked_by_their_engine_and_kept(self):
+        text = "engines:\n  mindie:\n    inter_comm_port: 7\n  vllm:\n"
+        assert parse(text, validate_engine=strict).engines == {"mindie": {"inter_comm_port": 7}, "vllm": {}}
+        assert parse("engines:\n").engines == {}
+
+    def test_what_an_engine_refuses_is_told_with_its_line(self):
+        with pytest.raises(ConfigError) as caught:
+            parse("engines:\n  mindie:\n    inter_com_port: 7\n", validate_engine=strict)
+        line = "cluster.yaml:3: engines.mindie.inter_com_port: unknown key; did you mean 'inter_comm_port'?"
+        assert str(caught.value) == line
+
+    def test_an_unknown_engine_has_no_settings(self):
+        with pytest.raises(ConfigError, match=r"engines.mindy: .*did you mean 'mindie'"):
+            parse("engines:\n  mindy: {}\n", validate_engine=strict)
+
+    def test_they_survive_the_way_to_a_worker(self):
+        settings = parse("engines:\n  vllm:\n    deep: [1, {a: null}]\n")
+        assert Settings.model_validate_json(settings.model_dump_json()).engines == settings.engines

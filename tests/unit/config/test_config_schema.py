@@ -32,7 +32,7 @@ KEYWORDS = {
     "items": dict,
     "properties": dict,
     "required": list,
-    "additionalProperties": bool,
+    "additionalProperties": (bool, dict),
     "minimum": (int, float),
     "maximum": (int, float),
     "exclusiveMinimum": (int, float),
@@ -95,7 +95,9 @@ def accepts_mapping(node: dict, value: dict) -> bool:
         return False
     if node.get("additionalProperties") is False and not set(value) <= set(known):
         return False
-    return all(accepts(known[name], item) for name, item in value.items() if name in known)
+    others = node.get("additionalProperties", True)
+    others = others if isinstance(others, dict) else {}
+    return all(accepts(known.get(name, others), item) for name, item in value.items())
 
 
 def test_it_uses_known_keywords_with_values_of_the_right_kind():

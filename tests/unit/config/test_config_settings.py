@@ -65,6 +65,7 @@ health:
 logging:
   level: info
   format: text
+engines: {}
 """
 
 
