@@ -211,7 +211,7 @@ class _Unwatched:
     def prefill_sent(self, wire_id: str) -> None:
         pass
 
-    def prefilled(self, now_s: float) -> None:
+    def prefilled(self, now_s: float, *, pinned: bool = True) -> None:
         pass
 
     def decoding(self, now_s: float) -> None:

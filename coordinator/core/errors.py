@@ -104,6 +104,13 @@ class BodyTooLarge(BadRequest):
     code = "body_too_large"
 
 
+class KvTooLarge(BadRequest):
+    """The KV of the prompt is above what the coordinator, or decode, takes for one request."""
+
+    status = 413
+    code = "kv_too_large"
+
+
 class UnsupportedEncoding(BadRequest):
     """The body's `Content-Encoding` cannot be read here."""
 
@@ -167,6 +174,17 @@ class TooManyRequests(RequestError):
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
+
+
+class KvMemoryFull(RequestError):
+    """The memory for KV on its way through the coordinator is taken, and did not become free in time."""
+
+    status = 503
+    code = "kv_memory_full"
+    outcome = Outcome.REJECTED
+
+    def __init__(self, message: str, *, detail: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message, detail=detail, retry_after_s=retry_after_s)
 
 
 class NoInstance(RequestError):

@@ -86,8 +86,11 @@ class Stages(Protocol):
         """The request went out to prefill under this id of our own."""
         ...
 
-    def prefilled(self, now_s: float) -> None:
-        """Prefill's compute is over; its KV is pinned until decode has it. Ends prefill's share of the load."""
+    def prefilled(self, now_s: float, *, pinned: bool = True) -> None:
+        """Prefill's compute is over. Ends prefill's share of the load.
+
+        `pinned`: prefill keeps the KV until decode has it; false where the KV has left prefill already.
+        """
         ...
 
     def decoding(self, now_s: float) -> None:
@@ -112,6 +115,14 @@ class Placement(Stages, Protocol):
         """Decode serves the request alone: prefill's share of the load ends, and its stage is not timed.
 
         Nothing is pinned, and `prefilled` does nothing from here on.
+        """
+        ...
+
+    def another_decode(self, failure: EngineFailed) -> bool:
+        """Exchange `decode`, which has failed before its first output, for another: for who holds the KV himself.
+
+        It counts as a placement and its failure is charged, as if the whole request were placed again. False, and
+        nothing has changed: nobody else is free, or there were `retry.max_attempts` placements; then raise the failure.
         """
         ...
 

@@ -117,27 +117,26 @@ class Dispatcher:
 
     async def _attempts(self, flight: Flight) -> None:
         record, relay = flight.record, flight.relay
-        avoid: frozenset[str] = frozenset()
-        reason, tries, failure = "first", 0, None
+        reason, failure = "first", None
         while True:
-            lease = await self._place(flight, avoid, failure)
+            lease = await self._place(flight, failure)
             record.attempts += 1
-            tries += 1
+            flight.tries += 1
             self._metrics.attempts.labels(reason).inc()
             sent_before = relay.pieces
             try:
                 outcome = await self._attempt(flight, lease)
             except EngineFailed as error:
                 untouched = relay.pieces == sent_before and (not relay.started or bool(flight.request.wire_id))
-                if not untouched or tries >= self._limits.max_attempts:
+                if not untouched or flight.tries >= self._limits.max_attempts:
                     raise
-                avoid |= {error.instance_id}
+                flight.avoid |= {error.instance_id}
                 reason, failure = error.reason, error
                 continue
             if isinstance(outcome, Completed):
                 return
             flight.request = self._resumed(flight, outcome, lease)
-            reason, tries, failure = "recompute", 0, None
+            reason, flight.tries, failure = "recompute", 0, None
 
     def _resumed(self, flight: Flight, outcome: Resume, lease: Lease) -> Request:
         """The request that decode has given back; what was sent stays sent, model and kind of answer stay too."""
@@ -153,7 +152,7 @@ class Dispatcher:
         ask = replace(ask, model=request.ask.model, stream=request.ask.stream)
         return request.resumed(outcome.body, ask, outcome.wire_id)
 
-    async def _place(self, flight: Flight, avoid: frozenset[str], failure: EngineFailed | None) -> Lease:
+    async def _place(self, flight: Flight, failure: EngineFailed | None) -> Lease:
         """Get a placement; where a failed attempt leaves none to try, that failure is the answer."""
         request = flight.request
         if flight.record.attempts:
@@ -162,7 +161,7 @@ class Dispatcher:
             limit_s = self._clock() + deadlines.scheduled_s - request.arrived_s
             request = replace(request, deadlines=replace(deadlines, scheduled_s=limit_s))
         try:
-            lease = await self._scheduler.place(request, avoid)
+            lease = await self._scheduler.place(request, flight.avoid)
         except NoInstance:
             if failure is not None:
                 raise failure from None
@@ -175,6 +174,8 @@ class Dispatcher:
 
     async def _attempt(self, flight: Flight, lease: Lease) -> Outcome:
         flight.lease = lease
+        lease.mover = lambda failure: self._move_decode(flight, failure)
+        first = flight.record.attempts == 1
         engine = self._engines[lease.prefill.engine]
         try:
             with lease:
@@ -190,7 +191,9 @@ class Dispatcher:
         finally:
             flight.lease = None
             flight.record.wire_ids.extend(lease.wire_ids)
-            self._time(flight, lease)
+            if first:
+                self._metrics.stages.queue.observe(lease.placed_s - flight.request.arrived_s)
+            self._time(lease)
         self._cluster.credit(lease.prefill)
         if lease.decode is not lease.prefill and isinstance(outcome, Completed):
             self._cluster.credit(lease.decode)
@@ -202,10 +205,27 @@ class Dispatcher:
         self._metrics.engine_failures.labels(error.instance_id, error.side, error.reason).inc()
         self._cluster.charge(guilty, error)
 
-    def _time(self, flight: Flight, lease: Lease) -> None:
+    def _move_decode(self, flight: Flight, failure: EngineFailed) -> bool:
+        """See `core.ports.Placement.another_decode`."""
+        lease, record = flight.lease, flight.record
+        if lease is None or flight.relay.started or flight.tries >= self._limits.max_attempts:
+            return False
+        failed = lease.decode
+        avoid = flight.avoid | {failed.id}
+        if not self._scheduler.move_decode(lease, flight.request, avoid):
+            return False
+        flight.avoid = avoid
+        flight.tries += 1
+        record.attempts += 1
+        record.decode = lease.decode.id
+        self._metrics.attempts.labels(failure.reason).inc()
+        self._metrics.decode_replays.inc()
+        self._metrics.engine_failures.labels(failed.id, failure.side, failure.reason).inc()
+        self._cluster.charge(failed, failure)
+        return True
+
+    def _time(self, lease: Lease) -> None:
         stages = self._metrics.stages
-        if flight.record.attempts == 1:
-            stages.queue.observe(lease.placed_s - flight.request.arrived_s)
         sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
         if sent_s is not None and prefilled_s is not None:
             stages.prefill.observe(prefilled_s - sent_s)

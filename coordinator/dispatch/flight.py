@@ -16,15 +16,22 @@ SHORTEST_WAIT_S = 0.002  # timers of the event loop count in milliseconds
 
 
 class Flight:
-    """One live request: what it asks for, where its answer goes, what it holds."""
+    """One live request: what it asks for, where its answer goes, what it holds.
 
-    __slots__ = ("lease", "record", "relay", "request")
+    Attributes:
+        avoid: ids of instances that have failed it.
+        tries: placements since it came or was given back.
+    """
+
+    __slots__ = ("avoid", "lease", "record", "relay", "request", "tries")
 
     def __init__(self, request: Request, relay: Relay, record: RequestRecord) -> None:
         self.request = request
         self.relay = relay
         self.record = record
         self.lease: Lease | None = None
+        self.avoid: frozenset[str] = frozenset()
+        self.tries = 0
 
     def expiry(self) -> tuple[float, str]:
         """The next deadline as it stands (monotonic seconds) and the stage that it ends.

@@ -100,6 +100,8 @@ class Metrics:
         self._gauge("instance_in_flight", "Requests placed on an instance.", ("instance", "role"))
         self._gauge("instance_up", "1: takes requests, 0: not.", ("instance", "role"), over_processes="min")
         self._gauge("kv_pinned_requests", "Requests whose KV a prefill instance still holds.", ("instance",))
+        self._gauge("kv_buffered_bytes", "KV that is on its way through the coordinator.")
+        self._gauge("kv_waiting_requests", "Requests that wait for memory for their KV.")
 
     def _declare_events(self) -> None:
         self.attempts = self._counter("attempts_total", "Placements, by why they were made.", ("reason",), [("first",)])
@@ -111,6 +113,9 @@ class Metrics:
             "unrouted_total", "Calls for a path or method that is not served.", ("code",), unrouted
         )
         self.recomputes = self._counter("recomputes_total", "Requests that decode gave back to be placed again.")
+        self.decode_replays = self._counter(
+            "decode_replays_total", "Requests taken to another decode instance with the KV that was there."
+        )
         self.aborts = self._counter(
             "aborts_total", "Aborts for engines, by what came of them.", ("result",), [(r,) for r in ABORT_RESULTS]
         )

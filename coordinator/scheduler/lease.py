@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from coordinator.core.errors import EngineFailed
 from coordinator.core.instance import Instance
 
 from .load import Load, Share
@@ -37,6 +38,7 @@ class Lease:
         prefilled_s: of prefill's answer.
         decoding_s: of decode's first output.
         ended_s: of the end.
+        mover: puts the decode half elsewhere (`Scheduler.move_decode`) and accounts for it; None: nobody does.
     """
 
     __slots__ = (
@@ -50,6 +52,7 @@ class Lease:
         "decode",
         "decoding_s",
         "ended_s",
+        "mover",
         "placed_s",
         "prefill",
         "prefilled_s",
@@ -73,6 +76,7 @@ class Lease:
         self.prefilled_s: float | None = None
         self.decoding_s: float | None = None
         self.ended_s: float | None = None
+        self.mover: Callable[[EngineFailed], bool] | None = None
 
     def prefill_sent(self, wire_id: str) -> None:
         """See `core.ports.Stages`."""
@@ -91,7 +95,18 @@ class Lease:
         if share.give_back():
             self._keeper.settle(share.load)
 
-    def prefilled(self, now_s: float) -> None:
+    def another_decode(self, failure: EngineFailed) -> bool:
+        """See `core.ports.Placement`."""
+        return self.mover is not None and self.ended_s is None and self.mover(failure)
+
+    def move(self, decode: Share) -> None:
+        """Exchange decode's share; the old one is given back. Not for a hybrid instance."""
+        old, self._decode_share = self._decode_share, decode
+        self.decode = decode.load.instance
+        if old.give_back():
+            self._keeper.settle(old.load)
+
+    def prefilled(self, now_s: float, *, pinned: bool = True) -> None:
         """See `core.ports.Stages`. Gives prefill's share back."""
         if self._skipped or self.ended_s is not None or self.prefilled_s is not None:
             return
@@ -99,7 +114,7 @@ class Lease:
         share = self._prefill_share
         if share is not None:
             share.give_back()
-            if self.decoding_s is None:
+            if pinned and self.decoding_s is None:
                 self._pinned = True
                 share.load.pinned += 1
             self._keeper.settle(share.load)

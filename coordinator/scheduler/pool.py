@@ -115,6 +115,10 @@ class Pool:
         if not cell.prefill.members and not cell.decode.members:
             del self._all_cells[key]
 
+    def cell_of(self, prefill: Instance) -> Cell | None:
+        """Where the partners of a prefill instance are, be it in the view or not."""
+        return self._all_cells.get((prefill.engine, prefill.group))
+
     def reranked(self) -> None:
         """Nothing depends on the order of hybrid instances."""
 

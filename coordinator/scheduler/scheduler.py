@@ -139,6 +139,23 @@ class Scheduler:
             return None
         raise NoInstance("no instances are available for this request", detail=f"model {model!r}")
 
+    def move_decode(self, lease: Lease, request: Request, avoid: frozenset[str]) -> bool:
+        """Give a placed request that has no output yet to another decode instance, its prefill being over.
+
+        Returns:
+            Whether there was one: free, a partner of the prefill instance, and none to avoid.
+        """
+        if lease.decode is lease.prefill:
+            return False
+        if self._shared is not None:
+            self._catch_up(self._shared)
+        search = Search(self._roster.pricing, self._fallback, request)
+        seat = search.another_decode(self._roster.pools(request.ask.model), lease.prefill, lease.decode, avoid)
+        if seat is None:
+            return False
+        lease.move(self._share(seat, request))
+        return True
+
     def look_around(self) -> None:
         """Take in what other processes have given back, for the sake of requests that wait here."""
         if self._shared is not None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
 from typing import NamedTuple
 
-from coordinator.core.instance import Role
+from coordinator.core.instance import Instance, Role
 from coordinator.core.request import Request
 
 from .pool import Cell, Excluded, Fallback, Pool, linked
@@ -75,7 +75,7 @@ class Search:
         for rank, cell in self._prefills(pool):
             if rank[3].instance.id in not_prefill:
                 continue
-            partner = self._partner(rank[3], cell, not_decode)
+            partner = self._partner(rank[3].instance, cell, not_decode)
             if partner is None:
                 continue
             both = rank[0] + partner[0]
@@ -85,11 +85,26 @@ class Search:
                 least_bad = (both, Found(rank[3], partner[3], cell))
         return least_bad[1] if least_bad else None
 
-    def _partner(self, prefill: Seat, cell: Cell, excluded: Excluded) -> "Rank | None":
-        instance = prefill.instance
+    def another_decode(
+        self, pools: tuple[Pool, ...], prefill: Instance, failed: Instance, avoid: Excluded
+    ) -> Seat | None:
+        """The best free partner of a prefill instance other than those to avoid; None: there is none.
+
+        Where the request names no model, it must be one of the same model as the one that has failed.
+        """
+        best: Rank | None = None
+        for pool in pools:
+            cell = pool.cell_of(prefill)
+            model = failed.model if len(pools) > 1 else None
+            rank = None if cell is None else self._partner(prefill, cell, avoid, model)
+            if rank is not None and (best is None or rank < best):
+                best = rank
+        return None if best is None else best[3]
+
+    def _partner(self, prefill: Instance, cell: Cell, excluded: Excluded, model: str | None = None) -> "Rank | None":
         for rank in cell.decode.ordered(self._request, self._pricing[Role.DECODE]):
             decode = rank[3].instance
-            if decode.id not in excluded and linked(instance, decode):
+            if decode.id not in excluded and linked(prefill, decode) and (model is None or decode.model == model):
                 return rank
         return None
 

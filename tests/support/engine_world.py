@@ -166,7 +166,7 @@ class Stages:
     def prefill_sent(self, wire_id):
         self.moments.append(("sent", wire_id))
 
-    def prefilled(self, now_s):
+    def prefilled(self, now_s, *, pinned=True):
         self.moments.append(("prefilled", now_s))
 
     def decoding(self, now_s):
@@ -184,6 +184,15 @@ class Placed(Stages):
         super().__init__()
         self.prefill = prefill
         self.decode = decode or prefill
+        self.others = []  # decode instances that are left
+        self.failures = []
+
+    def another_decode(self, failure):
+        if not self.others:
+            return False
+        self.failures.append(failure)
+        self.decode = self.others.pop(0)
+        return True
 
     def skip_prefill(self):
         self.moments.append(("skipped", None))

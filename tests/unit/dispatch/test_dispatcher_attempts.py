@@ -424,3 +424,76 @@ async def test_many_at_once_leave_nothing_behind():
     assert outcomes.count(None) == 48
     assert held(world.scheduler) == {}
     assert world.dispatcher.live == 0
+
+
+class TestAnotherDecode:
+    """An engine that holds the KV itself takes it to another decode instance within one attempt."""
+
+    @staticmethod
+    def replays(most, *, then=good):
+        """Ask for another decode until there is none, at most so often; says whether there was one each time."""
+
+        async def script(attempt):
+            attempt.got = []
+            attempt.decodes = [attempt.placement.decode.id]
+            attempt.placement.prefilled(1001.0, pinned=False)
+            for _ in range(most):
+                failure = decode_fails(attempt)
+                attempt.got.append(attempt.placement.another_decode(failure))
+                if not attempt.got[-1]:
+                    raise failure
+                attempt.decodes.append(attempt.placement.decode.id)
+            return await then(attempt)
+
+        return script
+
+    async def test_the_request_goes_on_elsewhere(self):
+        world = World(self.replays(1), decodes=3)
+        done = await world.run()
+        assert done.error is None
+        [attempt] = world.engine.attempts
+        first, second = attempt.decodes
+        assert first != second
+        assert world.cluster.charged == [(first, "link_lost")]
+        assert sorted(world.cluster.credited) == sorted([attempt.pair[0], second])
+        assert (done.record.attempts, done.record.decode) == (2, second)
+        assert world.attempts_by_reason() == {"first": 1, "link_lost": 1}
+        assert count(world.metrics.decode_replays) == 1
+        assert count(world.metrics.engine_failures, first, "decode", "link_lost") == 1
+        assert observed(world.metrics.stages.queue)[0] == 1
+
+    async def test_at_most_so_many_placements_in_all(self):
+        world = World(self.replays(9), decodes=9, max_attempts=3)
+        done = await world.run()
+        assert done.error.reason == "link_lost"
+        [attempt] = world.engine.attempts
+        assert attempt.got == [True, True, False]
+        assert [name for name, _ in world.cluster.charged] == attempt.decodes, "each once"
+        assert done.record.attempts == 3
+
+    async def test_where_no_other_is_free_the_whole_request_is_placed_again(self):
+        world = World(self.replays(9), good, decodes=2, max_attempts=9)
+        done = await world.run()
+        assert done.error is None
+        assert world.engine.attempts[0].got == [True, False]
+        assert [name for name, _ in world.cluster.charged] == world.engine.attempts[0].decodes
+        assert done.record.attempts == 3
+        assert count(world.metrics.decode_replays) == 1
+
+    async def test_what_has_failed_before_is_avoided(self):
+        world = World(fails(decode_fails), self.replays(1), decodes=3)
+        assert (await world.run()).error is None
+        first = world.engine.attempts[0].pair[1]
+        decodes = world.engine.attempts[1].decodes
+        assert len({first, *decodes}) == 3
+
+    async def test_not_once_something_was_sent(self):
+        async def script(attempt):
+            attempt.out.piece(A, 1001.0)
+            attempt.got = attempt.placement.another_decode(decode_fails(attempt))
+            return await good(attempt)
+
+        world = World(script)
+        await world.run()
+        assert world.engine.attempts[0].got is False
+        assert world.cluster.charged == []

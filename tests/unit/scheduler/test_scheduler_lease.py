@@ -3,7 +3,9 @@
 from itertools import permutations
 
 import pytest
-from scheduler_world import fleet, instance, numbers, request, scheduler, see
+from scheduler_world import fleet, instance, numbers, pair, request, scheduler, see
+
+from coordinator.core.errors import EngineFailed, Side
 
 STEPS = {
     "skipped": lambda lease: lease.skip_prefill(),
@@ -38,6 +40,17 @@ def test_decode_may_speak_before_prefill_answers():
     assert numbers(made) == {"p0": (1, 3, 0), "d0": (1, 3, 0)}
     lease.prefilled(3.0)
     assert numbers(made) == {"d0": (1, 3, 0)}
+    lease.end()
+    assert numbers(made) == {}
+
+
+def test_kv_that_has_left_prefill_is_not_pinned_there():
+    made, lease = placed()
+    lease.prefilled(1.0, pinned=False)
+    assert lease.prefilled_s == 1.0
+    assert numbers(made) == {"d0": (1, 3, 0)}
+    assert made.in_flight(lease.prefill) == 0
+    lease.decoding(2.0)
     lease.end()
     assert numbers(made) == {}
 
@@ -233,3 +246,88 @@ def test_requests_that_two_instances_have_in_common():
     for lease in leases:
         lease.end()
     assert made.in_common("p0", "d0") == 0
+
+
+# --- another decode instance
+
+
+def test_decode_is_exchanged_and_its_share_with_it():
+    made, lease = placed(*fleet(1, 3))
+    lease.prefilled(1.0, pinned=False)
+    first = lease.decode
+    assert made.move_decode(lease, request(tokens=300), frozenset({first.id}))
+    second = lease.decode
+    assert second.id != first.id
+    assert numbers(made) == {second.id: (1, 3, 0)}
+    assert made.move_decode(lease, request(tokens=300), frozenset({first.id, second.id}))
+    assert len({first.id, second.id, lease.decode.id}) == 3
+    lease.end()
+    assert numbers(made) == {}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [instance("d1", group="other")],
+        [instance("d1", engine="vllm")],
+        [instance("d1", model="other")],
+        [instance("d1", max_requests=1)],
+        [instance("h1")],
+    ],
+    ids=["nobody", "another group", "another engine", "another model", "a full one", "a hybrid one"],
+)
+def test_decode_stays_where_there_is_no_other(others):
+    made = scheduler(*fleet(1, 1), *others)
+    asked = request()
+    taken = [made.try_place(asked) for _ in range(2)] if any(each.capacity.max_requests for each in others) else []
+    lease = next((each for each in taken if each.decode.id == "d0"), None) or made.try_place(asked)
+    before = numbers(made)
+    assert not made.move_decode(lease, asked, frozenset({"d0"}))
+    assert lease.decode.id == "d0"
+    assert numbers(made) == before
+
+
+def test_decode_is_exchanged_within_a_model_where_none_is_named():
+    made = scheduler(instance("p0"), instance("d0", model="a"), instance("d1", model="b"), instance("d2", model="a"))
+    lease = made.try_place(request(model=None))
+    while lease.decode.model != "a":
+        lease = made.try_place(request(model=None))
+    first = lease.decode.id
+    assert made.move_decode(lease, request(model=None), frozenset({first}))
+    assert {first, lease.decode.id} == {"d0", "d2"}
+
+
+def test_decode_is_exchanged_although_prefill_has_left():
+    made, lease = placed(*fleet(1, 2))
+    lease.prefilled(1.0, pinned=False)
+    first = lease.decode.id
+    see(made, *fleet(0, 2))
+    assert made.move_decode(lease, request(), frozenset({first}))
+    assert lease.decode.id != first
+
+
+def test_a_hybrid_cannot_give_its_decode_away():
+    made, lease = placed(instance("h0"), instance("h1"))
+    assert not made.move_decode(lease, request(), frozenset({lease.decode.id}))
+
+
+def test_whoever_waits_gets_the_place_that_was_left():
+    made = scheduler(*fleet(1, 1, max_requests=9), instance("d1", max_requests=1), max_queue=5)
+    lease = made.try_place(request())
+    while lease.decode.id != "d1":
+        lease = made.try_place(request())
+    assert made.move_decode(lease, request(), frozenset({"d1"}))
+    assert any(pair(made.try_place(request())) == ("p0", "d1") for _ in range(2))
+
+
+def test_nobody_moves_a_lease_that_nobody_accounts_for():
+    _, lease = placed(*fleet(1, 2))
+    failure = EngineFailed(Side.DECODE, "d0", "reset")
+    assert not lease.another_decode(failure)
+    asked = []
+    lease.mover = lambda error: asked.append(error) or True
+    assert lease.another_decode(failure)
+    lease.end()
+    assert not lease.another_decode(failure)
+    assert asked == [failure]

@@ -252,7 +252,7 @@ class Placement:
     def skip_prefill(self):
         self.moments.append("skipped")
 
-    def prefilled(self, now_s):
+    def prefilled(self, now_s, *, pinned=True):
         if "prefilled" not in self.moments and "skipped" not in self.moments:
             self.moments.append("prefilled")
 
