@@ -14,7 +14,7 @@ from hashlib import blake2b
 from instances import tokens
 
 _LENGTH_MARK = re.compile(r"\[\[length:(\d{1,6})\]\]")
-_EMOJI = "🙂🚀🌍🎉"
+SPLIT_CHARACTERS = "🙂🚀🌍🎉"
 WRONG_TEXT = " <KV-LOST>"
 
 
@@ -85,7 +85,7 @@ def _draw(rng: random.Random, count: int) -> list[int]:
             drawn.append(tokens.word("."))
         elif rng.random() < 0.02:  # noqa: PLR2004 - about one split character in fifty tokens
             drawn.append(tokens.word(" "))
-            drawn.extend(tokens.split_character(rng.choice(_EMOJI)))
+            drawn.extend(tokens.split_character(rng.choice(SPLIT_CHARACTERS)))
         else:
             drawn.append(tokens.word(" " + rng.choice(tokens.WORDS)))
         sentence_left -= 1

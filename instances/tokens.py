@@ -40,6 +40,8 @@ def _fill() -> None:
 
 
 _fill()
+FORM_COUNT = len(_TEXT)
+"""Ids below are the end of text and the known word forms."""
 WORDS = tuple(word for word in _WORDS if word.islower() or not word.isascii())
 _GROUP_BASE = 1 << 20
 _GROUP_STEP = 1 << 24
@@ -48,6 +50,11 @@ _PIECE = re.compile(r" ?\w+|\W")
 
 def _group(data: bytes) -> int:
     return _GROUP_BASE + (len(data) - 1) * _GROUP_STEP + int.from_bytes(data, "big")
+
+
+def single_byte(value: int) -> int:
+    """Token id of a group of one byte."""
+    return _group(bytes((value,)))
 
 
 def encode(text: str) -> tuple[int, ...]:
