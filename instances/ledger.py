@@ -116,6 +116,11 @@ class KvLedger:
         holding = self._held[request_id]
         holding.state, holding.since_s, holding.why = "pinned", self._clock(), why
 
+    def resume(self, request_id: str, why: str) -> None:
+        """The request's work goes on here: what was pinned is allocated again."""
+        holding = self._held[request_id]
+        holding.state, holding.since_s, holding.why = "allocated", self._clock(), why
+
     def release(self, request_id: str, why: str) -> bool:
         """Give the blocks back; False if the request holds none (any more)."""
         holding = self._held.pop(request_id, None)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import aiohttp
 from aiohttp import web
@@ -68,6 +68,33 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Doorkeeper(Protocol):
+    """An engine that also speaks something else than HTTP on the instance's ports, and has a life of its own."""
+
+    def accept(self, http: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """The protocol for a new connection; `http` makes the one for HTTP."""
+        ...
+
+    def went_down(self) -> None:
+        """The instance has crashed: cut all connections that are not HTTP, stop everything that goes out."""
+        ...
+
+    def came_up(self) -> None:
+        """The instance is there again after a crash."""
+        ...
+
+
+class _OwnSite:
+    """A listening socket whose connections an engine accepts."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+
+    async def stop(self) -> None:
+        self._server.close()
+
+
 class Instance:
     """A running instance; `async with` starts and stops it.
 
@@ -89,7 +116,7 @@ class Instance:
         self.records = Records(options.record_requests, options.record_body_bytes)
         self.ordinal = 0
         self.live = 0
-        self._sites: dict[int, web.SockSite] = {}
+        self._sites: dict[int, web.SockSite | _OwnSite] = {}
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
         self.engine = make_engine(self)
@@ -143,6 +170,9 @@ class Instance:
         self.closing.set()
         await self.engine.aclose()
         await self.tasks.aclose()
+        for site in self._sites.values():
+            if isinstance(site, _OwnSite):
+                await site.stop()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._sock is not None:
@@ -180,6 +210,12 @@ class Instance:
 
     async def _listen(self, sock: socket.socket) -> None:
         assert self._runner is not None
+        engine, http = self.engine, self._runner.server
+        if isinstance(engine, Doorkeeper) and http is not None:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(lambda: engine.accept(http), sock=sock, backlog=4096)
+            self._sites[sock.getsockname()[1]] = _OwnSite(server)
+            return
         site = web.SockSite(self._runner, sock, backlog=4096)
         await site.start()
         self._sites[sock.getsockname()[1]] = site
@@ -204,6 +240,8 @@ class Instance:
             for connection in self._runner.server.connections:
                 if connection.transport is not None:
                     reset(connection.transport)
+        if isinstance(self.engine, Doorkeeper):
+            self.engine.went_down()
         self.engine.forget()
         self.ledger.clear("crash")
         self.prefix.clear()
@@ -221,6 +259,8 @@ class Instance:
         await self._listen(self._sock)
         for port in ports:
             await self.listen_too(port)
+        if isinstance(self.engine, Doorkeeper):
+            self.engine.came_up()
 
     def reset(self) -> None:
         """Back to the start without closing anything: no requests, no KV, no record, the faults of the options."""
