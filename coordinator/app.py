@@ -14,7 +14,7 @@ from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
-from coordinator.parts import make_engines, make_policies
+from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.scheduler import Scheduler
 from coordinator.transport.client import HttpClient
 
@@ -66,7 +66,8 @@ class App:
         self.settings = settings
         self.metrics = Metrics([family.name for family in FAMILIES])
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
-        self._engines = make_engines(settings, self._client, self.metrics)
+        self._tokenizers = make_tokenizers(settings)
+        self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
         scheduling, limits = settings.scheduling, settings.limits
         self.scheduler = Scheduler(make_policies(settings), max_queue=limits.max_queue, fallback=scheduling.fallback)
         work = OwnWork(self.scheduler, self._engines)
@@ -124,6 +125,7 @@ class App:
         await self.server.aclose()
         for engine in self._engines.values():
             await engine.aclose()
+        await self._tokenizers.aclose()
         await self.cluster.aclose()
         await self.management.aclose()
         await self._client.aclose()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator import config
 from coordinator.config import ConfigError, Settings
-from coordinator.config.errors import line_of
+from coordinator.config.errors import KeyPath
 from coordinator.core.ids import WireIds
 from coordinator.core.ports import EngineProtocol
 from coordinator.dispatch import DispatchLimits
@@ -18,6 +18,7 @@ from coordinator.engines.table import ENGINES, HasSettings, load_engine
 from coordinator.frontdoor import DoorSettings
 from coordinator.observability.metrics import Metrics
 from coordinator.policies import POLICY_NAMES, Policies, load_policy
+from coordinator.tokens import Tokenizers, missing_extra
 from coordinator.transport.client import HttpClient
 
 DISTRIBUTION = "pd-coordinator"
@@ -36,9 +37,42 @@ def load_settings(path: Path) -> Settings:
     try:
         make_policies(settings)
     except ValueError as error:
-        line = line_of(("scheduling", "policy"), settings.source.lines)
-        raise ConfigError(str(path), [config.Problem("scheduling.policy", line, str(error))]) from error
+        raise _refused(settings, ("scheduling", "policy"), str(error)) from error
+    folders = _tokenizer_folders(settings)
+    missing = missing_extra()
+    if folders and missing:
+        raise _refused(settings, next(iter(folders.values())), missing)
     return settings
+
+
+def _refused(settings: Settings, path: KeyPath, reason: str) -> ConfigError:
+    source = settings.source
+    return ConfigError(source.name, [config.Finding(path, reason).located(source.lines)])
+
+
+def _tokenizer_folders(settings: Settings) -> dict[Path, KeyPath]:
+    """Each folder that is named, with the first key that names it."""
+    cluster = settings.cluster
+    named: list[tuple[str | None, KeyPath]] = [(cluster.tokenizer, ("cluster", "tokenizer"))]
+    named += ((one.tokenizer, ("cluster", "instances", at, "tokenizer")) for at, one in enumerate(cluster.instances))
+    return {Path(folder): path for folder, path in reversed(named) if folder is not None}
+
+
+def make_tokenizers(settings: Settings) -> Tokenizers:
+    """The tokenizers that the configuration names, loaded; takes about a second for each.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    cluster = settings.cluster
+    of_models = {one.model or cluster.model: Path(one.tokenizer) for one in cluster.instances if one.tokenizer}
+    tokenizers = Tokenizers(Path(cluster.tokenizer) if cluster.tokenizer else None, of_models)
+    for folder, path in _tokenizer_folders(settings).items():
+        try:
+            tokenizers.load([folder])
+        except ValueError as error:
+            raise _refused(settings, path, str(error)) from error
+    return tokenizers
 
 
 def validate_options(engine: str, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -67,7 +101,7 @@ def make_policies(settings: Settings) -> Policies:
 
 
 def make_engines(
-    settings: Settings, client: HttpClient, metrics: Metrics, worker: int = 0
+    settings: Settings, client: HttpClient, metrics: Metrics, tokenizers: Tokenizers, worker: int = 0
 ) -> dict[str, EngineProtocol]:
     """Every engine protocol of the table and of the configuration, by name."""
     context = EngineContext(
@@ -78,6 +112,7 @@ def make_engines(
         connect_s=settings.timeouts.effective.connect_s,
         health_path=settings.health.path,
         health_timeout_s=settings.health.timeout_s,
+        tokenizers=tokenizers,
     )
     named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
     made: dict[str, EngineProtocol] = {}

@@ -4,7 +4,7 @@
 """
 
 from .checks import notes, restart_keys
-from .errors import ConfigError, OptionError, Problem
+from .errors import ConfigError, Finding, OptionError, Problem
 from .instances import ValidateOptions, instance_from_mapping, to_instances
 from .loading import load, parse
 from .models import (
@@ -28,6 +28,7 @@ __all__ = [
     "ENGINES",
     "Cluster",
     "ConfigError",
+    "Finding",
     "Health",
     "InstanceSettings",
     "Key",

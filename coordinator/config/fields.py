@@ -1,6 +1,7 @@
 """Types of single values: ranges, choices, names."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
@@ -47,6 +48,21 @@ def _path(text: str) -> str:
     raise Refusal(f"must be a path that begins with / and has no spaces, not {shown(text)}")
 
 
+def _tokenizer(text: str, info: ValidationInfo) -> str:
+    """The folder's absolute path."""
+    start: Path | None = (info.context or Known()).folder
+    if start is None:
+        return text
+    if "\0" in text:
+        raise Refusal(f"must be the path of a folder, not {shown(text)}")
+    folder = (start / text).absolute()
+    if not folder.is_dir():
+        raise Refusal(f"no such folder: {str(folder)!r}")
+    if not (folder / "tokenizer.json").is_file():
+        raise Refusal(f"the folder {str(folder)!r} has no tokenizer.json")
+    return str(folder)
+
+
 def _identifier(text: str) -> str:
     if _IDENTIFIER.fullmatch(text):
         return text
@@ -62,6 +78,7 @@ def _group(value: object) -> object:
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Host = Annotated[str, AfterValidator(host_of)]
 Url = Annotated[str, AfterValidator(_url)]
+TokenizerFolder = Annotated[Text, AfterValidator(_tokenizer)]
 UrlPath = Annotated[str, AfterValidator(_path)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
 Group = Annotated[Text, BeforeValidator(_group), WithJsonSchema({"type": ["string", "integer"]})]

@@ -93,6 +93,8 @@ def identifier(entry: InstanceSettings) -> str:
 
 
 def _instance(entry: InstanceSettings, engine: str, model: str | None, options: Mapping[str, object]) -> Instance:
+    if entry.tokenizer is not None:
+        options = {**options, "tokenizer": entry.tokenizer}
     return Instance(
         id=identifier(entry),
         role=entry.role,

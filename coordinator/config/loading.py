@@ -1,7 +1,7 @@
 """cluster.yaml to `Settings`: read, validate, and tell everything that is wrong in one go."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,9 +46,9 @@ def parse(
     validate: ValidateOptions | None = None,
     validate_engine: ValidateOptions | None = None,
 ) -> Settings:
-    """The same for text that is already there; `name` stands for the file in messages."""
+    """The same for text that is already there; `name` stands for the file in messages and as the start of paths."""
     document = read_document(text, name)
-    reading = _Reading(document, known or Known())
+    reading = _Reading(document, replace(known or Known(), folder=Path(name).parent))
     settings, findings = reading.validated()
     findings += reading.crossed(findings, validate)
     if settings is not None and validate_engine is not None:

@@ -24,6 +24,7 @@ from .fields import (
     Seconds,
     Size,
     Text,
+    TokenizerFolder,
     Url,
     UrlPath,
 )
@@ -76,6 +77,7 @@ class InstanceSettings(BaseModel):
     id: Identifier | None = Field(None, description="unique name; null: <role>-<host>:<port>")
     engine: EngineName | None = Field(None, description="engine protocol it speaks; null: cluster.engine")
     model: Text | None = Field(None, description="served model name; null: cluster.model")
+    tokenizer: TokenizerFolder | None = Field(None, description="its model's tokenizer folder; null: cluster.tokenizer")
     max_requests: Count | None = Field(None, description="requests it may have at once; null: no cap")
     group: Group | None = Field(None, description="prefill and decode pair only within a group (text or number)")
 
@@ -92,6 +94,9 @@ class Cluster(Section):
     model: Text | None = Field(None, description="served model name; null: any name is passed to the engines")
     model_aliases: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
         (), description="further names that mean this model"
+    )
+    tokenizer: TokenizerFolder | None = Field(
+        None, description="folder with tokenizer.json, for engines that take token ids; null: none"
     )
     instances: Annotated[tuple[InstanceSettings, ...], Field(strict=False)] = Field(
         (), description="the instances; more can be added on the management plane"

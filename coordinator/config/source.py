@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from .errors import KeyPath
@@ -17,10 +18,12 @@ class Known:
     Attributes:
         engines: names of the built-in engine protocols.
         policies: names of the built-in policies; None: any name is taken, whoever builds the policy refuses it.
+        folder: where the file is: paths in it begin here, and must be there; None: paths are left as they are.
     """
 
     engines: tuple[str, ...] = ENGINES
     policies: tuple[str, ...] | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coordinator.core.ids import WireIds
 from coordinator.observability.metrics import Metrics
+from coordinator.tokens import Tokenizers
 from coordinator.transport.client import HttpClient
 
 
@@ -20,6 +21,7 @@ class EngineContext:
         connect_s: how long opening a connection may take.
         health_path: path of health checks; None: the engine's own.
         health_timeout_s: how long a health check may take.
+        tokenizers: for engines that take token ids.
         settings: the engine's own, from the section `engines` of the configuration, validated by its class.
     """
 
@@ -32,3 +34,4 @@ class EngineContext:
     health_timeout_s: float = 3.0
     ssl_context: ssl.SSLContext | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    tokenizers: Tokenizers = field(default_factory=Tokenizers)

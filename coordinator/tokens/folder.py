@@ -44,24 +44,12 @@ def missing_extra() -> str | None:
     return None if found else NEEDS
 
 
-def problem_of(folder: Path) -> str | None:
-    """Why a folder cannot be a tokenizer's, as far as a look at its name tells; None where it can."""
-    if not folder.is_dir():
-        return f"no such folder: {folder}"
-    if not (folder / TOKENIZER).is_file():
-        return f"the folder {folder} has no {TOKENIZER}"
-    return None
-
-
 def read_folder(folder: Path) -> ModelFolder:
     """Read the files.
 
     Raises:
         ValueError: one is missing, or is not what it should be, in a sentence that names it.
     """
-    problem = problem_of(folder)
-    if problem:
-        raise ValueError(problem)
     tokenizer = _bytes(folder / TOKENIZER)
     config = _object(folder / CONFIG)
     ids = _object(folder / GENERATION).get("eos_token_id")

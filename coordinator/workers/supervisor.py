@@ -15,7 +15,7 @@ from coordinator.core.errors import EngineFailed, Side
 from coordinator.core.instance import Instance, State
 from coordinator.core.ports import SplitEngine
 from coordinator.observability.metrics import Metrics
-from coordinator.parts import make_engines
+from coordinator.parts import make_engines, make_tokenizers
 from coordinator.scheduler import LoadBoard, size_bytes
 from coordinator.transport.client import HttpClient
 from coordinator.workers.crew import Crew
@@ -42,7 +42,8 @@ class Supervisor:
         self.metrics = Metrics([family.name for family in FAMILIES])
         self._sums = MetricSums(self.metrics)
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
-        self._engines = make_engines(settings, self._client, self.metrics)
+        self._tokenizers = make_tokenizers(settings)
+        self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
         self._board_fd = os.memfd_create("pd-coordinator loads")
         os.ftruncate(self._board_fd, size_bytes(count, SLOTS))
         self._board = LoadBoard(mmap.mmap(self._board_fd, 0), count, SLOTS)
@@ -104,6 +105,7 @@ class Supervisor:
         await self.crew.aclose()
         for engine in self._engines.values():
             await engine.aclose()
+        await self._tokenizers.aclose()
         await self.cluster.aclose()
         await self.management.aclose()
         await self._client.aclose()

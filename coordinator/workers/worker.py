@@ -14,7 +14,7 @@ from coordinator.dataplane import DataPlane
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
-from coordinator.parts import make_engines, make_policies
+from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
 from coordinator.transport.client import HttpClient
 from coordinator.workers.messages import (
@@ -63,7 +63,8 @@ class Worker:
         self._board = LoadBoard(memory, start.workers, start.slots, start.worker)
         self._metrics = Metrics([family.name for family in FAMILIES])
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
-        self._engines = make_engines(settings, self._client, self._metrics, start.worker)
+        self._tokenizers = make_tokenizers(settings)
+        self._engines = make_engines(settings, self._client, self._metrics, self._tokenizers, start.worker)
         self._halves = {name: engine for name, engine in self._engines.items() if isinstance(engine, SplitEngine)}
         for half in self._halves.values():
             half.follow()
@@ -147,6 +148,7 @@ class Worker:
             await asyncio.wait(self._detaching)
         for engine in self._engines.values():
             await engine.aclose()
+        await self._tokenizers.aclose()
         await self._client.aclose()
         self._say(Snapshot(0, packed(self._metrics)))
 

@@ -12,8 +12,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RUN_TIME = [Requirement(text) for text in PROJECT["dependencies"]]
-DEVELOPMENT = [Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts]
+OPTIONAL = PROJECT["optional-dependencies"]
+FOR_PEOPLE = ("dev", "bench")
+"""Extras of those who work on the project; every other one brings what the code imports."""
+EXTRAS = [text for name, texts in OPTIONAL.items() if name not in FOR_PEOPLE for text in texts]
+RUN_TIME = [Requirement(text) for text in (*PROJECT["dependencies"], *EXTRAS)]
+DEVELOPMENT = [Requirement(text) for name in FOR_PEOPLE for text in OPTIONAL[name] if text not in EXTRAS]
 DECISION = (ROOT / "docs/adr/0008-dependencies.md").read_text()
 AT_RUN_TIME, FOR_DEVELOPMENT = DECISION.split("For development")
 LINES = (ROOT / "constraints.txt").read_text().splitlines()

@@ -79,7 +79,10 @@ def test_options_are_what_the_engine_makes_of_them():
         ("inter_comm_port: x", "inter_comm_port: must be a whole number"),
         (
             "zzz: 7",
-            "zzz: unknown key; known keys: role, url, id, engine, model, max_requests, group, inter_comm_port",
+            (
+                "zzz: unknown key; known keys: "
+                "role, url, id, engine, model, tokenizer, max_requests, group, inter_comm_port"
+            ),
         ),
     ],
 )

@@ -22,6 +22,7 @@ cluster:
   engine: mindie
   model: null
   model_aliases: []
+  tokenizer: null
   instances: []
 scheduling:
   policy: load_balance
