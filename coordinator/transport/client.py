@@ -17,7 +17,7 @@ from .reply import Reply, ReplySink
 from .request import Call, encode_call
 from .resolve import Resolver
 from .stream import SecondChance, Stream
-from .unary import Collector
+from .unary import FutureReply
 
 MAX_REPLY_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
@@ -174,7 +174,7 @@ class HttpClient:
     async def _exchange(self, connection: Connection, call: Call, limits: tuple[int, int], deadline_s: float) -> Reply:
         loop = self.loop
         future: asyncio.Future[Reply] = loop.create_future()
-        claim = connection.begin(call, Collector(future, *limits))
+        claim = connection.begin(call, FutureReply(future, *limits))
         timer = None
         if deadline_s != math.inf:
             timer = loop.call_later(max(0.0, deadline_s - self._clock()), connection.expire, claim)

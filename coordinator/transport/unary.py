@@ -9,28 +9,35 @@ FIRST_ERROR = 400
 
 
 class Collector:
-    """A sink whose future ends with the reply.
+    """A sink that ends up with the reply, or with what went wrong; whoever waits for it derives from it.
 
     Args:
-        future: gets the `Reply`, or the `TransportError`.
         max_reply_bytes: a longer body is `reply_too_large`.
         max_error_bytes: where the status is 400 or above, a longer body is cut there.
+
+    Attributes:
+        status: of the reply, as soon as its head is there; else 0.
+        outcome: the `Reply`, or the `TransportError`; None until then.
     """
 
-    __slots__ = ("_future", "_headers", "_max_bytes", "_max_error_bytes", "_parts", "_size", "_status")
+    __slots__ = ("_headers", "_max_bytes", "_max_error_bytes", "_parts", "_size", "outcome", "status")
 
-    def __init__(self, future: asyncio.Future[Reply], max_reply_bytes: int, max_error_bytes: int) -> None:
-        self._future = future
+    def __init__(self, max_reply_bytes: int, max_error_bytes: int) -> None:
+        self.status = 0
+        self.outcome: Reply | TransportError | None = None
         self._max_bytes = max_reply_bytes
         self._max_error_bytes = max_error_bytes
-        self._status = 0
         self._headers: Headers = ()
         self._parts: list[bytes] = []
         self._size = 0
 
+    def settled(self, outcome: Reply | TransportError) -> None:
+        """Called once, with `outcome`."""
+        raise NotImplementedError
+
     def head(self, status: int, headers: Headers) -> None:
         """Take the head."""
-        self._status = status
+        self.status = status
         self._headers = headers
         if status >= FIRST_ERROR:
             self._max_bytes = self._max_error_bytes
@@ -41,27 +48,48 @@ class Collector:
         self._size += len(data)
         if len(data) <= room:
             self._parts.append(data)
-        elif not self._future.done():
+        elif self.outcome is None:
             self._too_long(data[:room])
 
     def end(self, now_s: float) -> None:  # noqa: ARG002
         """The reply is whole."""
-        self._answer(truncated=False)
+        if self.outcome is None:
+            self._answer(truncated=False)
 
     def lost(self, error: TransportError) -> None:
         """There is no whole reply."""
-        if not self._future.done():
-            self._future.set_exception(error)
+        if self.outcome is None:
+            self.outcome = error
+            self.settled(error)
 
     def _too_long(self, rest: bytes) -> None:
-        if self._status >= FIRST_ERROR:
+        if self.status >= FIRST_ERROR:
             self._parts.append(rest)
             self._answer(truncated=True)
         else:
             self.lost(TransportError("reply_too_large", f"body above {self._max_bytes} bytes"))
 
     def _answer(self, *, truncated: bool) -> None:
-        if not self._future.done():
-            parts = self._parts
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            self._future.set_result(Reply(self._status, self._headers, body, truncated))
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.outcome = reply = Reply(self.status, self._headers, body, truncated)
+        self.settled(reply)
+
+
+class FutureReply(Collector):
+    """Ends a future with the reply."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[Reply], max_reply_bytes: int, max_error_bytes: int) -> None:
+        super().__init__(max_reply_bytes, max_error_bytes)
+        self._future = future
+
+    def settled(self, outcome: Reply | TransportError) -> None:
+        """See `Collector`; nothing happens where nobody waits any more."""
+        if self._future.done():
+            return
+        if isinstance(outcome, Reply):
+            self._future.set_result(outcome)
+        else:
+            self._future.set_exception(outcome)

@@ -128,9 +128,7 @@ class Handoff:
     async def whole(self, prefilled: Prefilled) -> bytes:
         """Decode, and return its answer with what prefill adds to it. Raises RequestError."""
         decode, farewells = self._placement.decode, self._means.farewells
-        call = WholeCall(self._means.client.loop)
-        if prefilled.params is not None:
-            call.part = lambda stream: farewells.part(stream, call.sent_s)
+        call = WholeCall(self._means.client.loop, _close if prefilled.params is None else farewells.part)
         try:
             reply = await self._post(call, decode, decode_body(self._fields, prefilled.params))
         except BaseException as error:
@@ -210,6 +208,10 @@ class Handoff:
                 doubtful=reached,
             )
         )
+
+
+def _close(stream: Stream, sent_s: float) -> None:  # noqa: ARG001  # no KV waits for it
+    stream.close()
 
 
 def _misspoken(instance: Instance, error: ValueError) -> EngineFailed:

@@ -49,7 +49,7 @@ class Farewells:
         else:
             stream.close()
 
-    def read_on(self, stream: Stream) -> None:
+    def read_on(self, stream: Stream, sent_s: float) -> None:  # noqa: ARG002  # whenever it was sent
         """Close prefill's stream soon."""
         self._close_in(stream, self.read_on_s)
 
@@ -70,7 +70,7 @@ class Farewells:
             self._close(stream)
 
 
-class WholeCall:
+class WholeCall(Collector):
     """One POST of which it is known, also after a cancellation, whether it went out and what came back.
 
     It is the sink of its own reply: a cancellation reaches the waiting task a turn of the loop later, and a reply that
@@ -78,36 +78,32 @@ class WholeCall:
 
     Args:
         loop: the running one.
-        part: see below.
+        part: closes the connection where we leave before there is a reply, at once or soon; told when the request went
+            out (monotonic seconds).
 
     Attributes:
-        part: closes the connection where we leave before there is a reply, at once or soon.
         on_late: called with a reply that comes after we have left.
         sent_s: when it went out (monotonic); infinity until then.
-        status: of the reply, as soon as its head is there; else 0.
     """
 
-    __slots__ = ("_collector", "_future", "_waiter", "on_late", "part", "sent_s", "status")
+    __slots__ = ("_part", "_waiter", "on_late", "sent_s")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, part: Callable[[Stream], None] = Stream.close) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, part: Callable[[Stream, float], None]) -> None:
+        super().__init__(MAX_REPLY_BYTES, MAX_ERROR_BYTES)
         self.on_late: Callable[[Reply], None] | None = None
         self.sent_s = math.inf
-        self.status = 0
-        self.part = part
-        self._future: asyncio.Future[Reply] = loop.create_future()
+        self._part = part
         self._waiter: asyncio.Future[None] = loop.create_future()
-        self._collector = Collector(self._future, MAX_REPLY_BYTES, MAX_ERROR_BYTES)
 
     @property
     def reply(self) -> Reply | None:
         """The reply, if it has come, be it in the moment of the cancellation."""
-        future = self._future
-        return future.result() if future.done() and future.exception() is None else None
+        return self.outcome if isinstance(self.outcome, Reply) else None
 
     @property
     def left(self) -> bool:
         """Whether the request went out, and we left before there was a reply or failure."""
-        return self._waiter.cancelled() and not self._future.done()
+        return self.outcome is None and self._waiter.cancelled()
 
     async def run(self, client: HttpClient, instance: Instance, target: str, headers: Headers, body: bytes) -> Reply:
         """Send it and return the whole reply, of any status; the request's deadlines are its caller's business.
@@ -121,42 +117,23 @@ class WholeCall:
         self.sent_s = time.monotonic()
         try:
             await self._waiter
-            return self._future.result()
         finally:
             if self.left:
-                self.part(stream)
+                self._part(stream, self.sent_s)
             else:
                 stream.close()
+        outcome = self.outcome
+        assert outcome is not None, "woken without an outcome"
+        if isinstance(outcome, TransportError):
+            raise outcome
+        return outcome
 
-    # --- from the socket
-
-    def head(self, status: int, headers: Headers) -> None:
-        """Take the head."""
-        self.status = status
-        self._collector.head(status, headers)
-
-    def data(self, data: bytes, now_s: float) -> None:
-        """Take a part of the body."""
-        self._collector.data(data, now_s)
-        if self._future.done():
-            self._wake()
-
-    def end(self, now_s: float) -> None:
-        """The reply is whole."""
-        self._collector.end(now_s)
-        self._wake()
-
-    def lost(self, error: TransportError) -> None:
-        """There is no whole reply."""
-        self._collector.lost(error)
-        self._wake()
-
-    def _wake(self) -> None:
-        lost = self._future.exception()  # seen, also where nobody waits any more
+    def settled(self, outcome: Reply | TransportError) -> None:
+        """Wake whoever waits."""
         if not self._waiter.done():
             self._waiter.set_result(None)
-        elif lost is None and self.on_late is not None:
-            self.on_late(self._future.result())
+        elif self.on_late is not None and isinstance(outcome, Reply):
+            self.on_late(outcome)
 
 
 class MergingLeg(StreamLeg):
