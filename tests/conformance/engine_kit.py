@@ -5,6 +5,8 @@ sent after the end of an answer (the sink minds that itself).
 """
 
 import asyncio
+import gc
+from types import FunctionType
 
 from engine_adapters import DONE, Script, say, token, words_of
 from engine_world import GUARD_S, Out, held, turns, until
@@ -14,6 +16,11 @@ from coordinator.core.ports import Completed
 
 FAULTS_5XX = ("500", "503", "reset", "closed", "nonsense")
 FAULTS_4XX = ("400", "404", "422", "429")
+
+
+def _module_of(thing):
+    named = thing if isinstance(thing, FunctionType) else type(thing)
+    return named.__module__
 
 
 class Run:
@@ -123,6 +130,25 @@ class EngineKit:
             assert await self.run().result() == Completed()
             await self.leaves_nothing()
         assert sum(fake.accepted for fake in self.adapter.fakes) <= len(self.adapter.fakes) + self.adapter.stands
+
+    async def leaves_no_cycles(self):
+        """What ends with a request is freed with it: nothing waits for the garbage collector."""
+        await self.run().result()  # whatever is made once is there
+        await self.leaves_nothing()
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for stream in (True, False):
+                assert await self.run(stream=stream).result() == Completed()
+            await self.leaves_nothing()
+            gc.collect()
+            found = [thing for thing in gc.garbage if _module_of(thing).startswith("coordinator.")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert not found
 
     # --- failures
 

@@ -15,6 +15,7 @@ SCENARIOS = (
     "gives_prefills_share_back_when_prefill_is_over",
     "serves_many_at_once",
     "uses_connections_again",
+    "leaves_no_cycles",
     "passes_refusals_on",
     "names_who_failed_first",
     "tells_when_there_was_no_connection",
