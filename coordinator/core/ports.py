@@ -19,11 +19,13 @@ class Completed:
 class Resume:
     """Decode gave the request back: it must be placed again, with this body; what was sent stays sent.
 
-    `wire_id` is the id under which the engine protocol goes on with it, where it asks for the same one.
+    `wire_id` is the id under which the engine protocol goes on with it, where it asks for the same one. `avoid` is the
+    id of an instance on which it is not to be placed again while there is another.
     """
 
     body: bytes
     wire_id: str = ""
+    avoid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,8 @@ class Dispatcher:
             if isinstance(outcome, Completed):
                 return
             flight.request = self._resumed(flight, outcome, lease)
+            if outcome.avoid:
+                flight.avoid |= {outcome.avoid}
             reason, flight.tries, failure = "recompute", 0, None
 
     def _resumed(self, flight: Flight, outcome: Resume, lease: Lease) -> Request:

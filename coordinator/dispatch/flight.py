@@ -19,7 +19,7 @@ class Flight:
     """One live request: what it asks for, where its answer goes, what it holds.
 
     Attributes:
-        avoid: ids of instances that have failed it.
+        avoid: ids of instances that have failed it, or given it back for want of room.
         tries: placements since it came or was given back.
     """
 

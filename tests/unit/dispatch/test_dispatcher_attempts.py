@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from dispatch_world import LAST, A, World, ended, fails, gives_back, good, hang
+from dispatch_world import BODY, LAST, A, World, ended, fails, gives_back, good, hang
 from engine_world import count, held, instance, observed, request, turns
 
 from coordinator.core.errors import EngineFailed, EngineRefused, NoInstance, Side, TooManyRequests
+from coordinator.core.ports import Resume
 
 
 def prefill_fails(attempt):
@@ -108,6 +109,15 @@ class TestRetry:
         world = World(fails(prefill_fails), fails(prefill_fails), good, prefills=3)
         assert (await world.run()).error is None
         assert len({prefill for prefill, _ in world.pairs}) == 3
+
+    async def test_who_gave_it_back_for_want_of_room_is_avoided_but_not_charged(self):
+        async def full(attempt):
+            return Resume(BODY, "id", avoid=attempt.placement.decode.id)
+
+        world = World(full, full, good, prefills=1, decodes=3)
+        assert (await world.run()).error is None
+        assert len({decode for _, decode in world.pairs}) == 3
+        assert world.cluster.charged == []
 
     async def test_the_same_again_where_there_is_no_other(self):
         world = World(fails(prefill_fails), good, prefills=1, decodes=1)
