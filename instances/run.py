@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import MappingProxyType
 from typing import Self
 
+from instances.microserving.instance import MicroservingEngine
 from instances.mindie.instance import MindieEngine
 from instances.options import Options
 from instances.server import Engine, Instance
@@ -12,7 +13,7 @@ from instances.sglang.instance import SglangEngine
 from instances.vllm.instance import VllmEngine
 
 ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType(
-    {"mindie": MindieEngine, "vllm": VllmEngine, "sglang": SglangEngine}
+    {"mindie": MindieEngine, "vllm": VllmEngine, "sglang": SglangEngine, "microserving": MicroservingEngine}
 )
 
 

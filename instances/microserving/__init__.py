@@ -1,0 +1,1 @@
+"""Simulated MLC engines with the microserving calls."""
