@@ -1,0 +1,108 @@
+"""KV between prefill and decode: decode's request grows as prefill's messages come, each copied once, none parsed."""
+
+import asyncio
+import io
+
+from coordinator.core.errors import EngineFailed, KvTooLarge
+from coordinator.core.instance import Instance
+from coordinator.engines.disaggpb.budget import TOO_LARGE, Room
+from coordinator.engines.http_leg import side_of
+from coordinator.wire.disaggpb import BLOCK_ENTRY, MAX_MESSAGE_BYTES, KvBlock, WireError, decode_head, read_kv
+
+STEP_BYTES = 1 << 20  # copied without a turn of the loop: well below a millisecond, a few where pages are fresh
+
+
+class KvBuffer:
+    """A DecodeRequest in the making.
+
+    Blocks must come in the order of layers, within a layer in the order of blocks, from 0 on and without a gap.
+
+    Args:
+        wire_id: the request's id, which blocks carry.
+        prefill: whose KV it is; guilty of what is wrong with it.
+        room: accounts for what comes.
+        expected_bytes: a guess at how much will come, so that the buffer need not be moved as it grows; 0: none.
+    """
+
+    def __init__(self, wire_id: str, prefill: Instance, room: Room, expected_bytes: int = 0) -> None:
+        self._wire_id = wire_id.encode()
+        self._prefill = prefill
+        self._room = room
+        self._buffer = io.BytesIO(bytes(expected_bytes))
+        self._buffer.write(decode_head(wire_id))
+        self._layer_idx = self._block_idx = -1
+
+    async def add(self, message: bytes) -> bool:
+        """Take one message of the prefill stream; returns whether it was the last one.
+
+        Waits for memory where more comes than was reserved, and lets the loop turn between parts of a long block.
+
+        Raises:
+            EngineFailed: the message is none, is out of order, is another request's, or the KV ends without a layer.
+            KvTooLarge: it is more than one request may have.
+            KvMemoryFull: there is no more memory.
+        """
+        try:
+            read = read_kv(message)
+        except WireError as error:
+            raise self._bad(str(error)) from error
+        if read.block is not None:
+            self._check(read.block)
+            await self._room.take(len(message))
+            await self._append(message, read.block)
+        if read.done and self._layer_idx < 0:
+            raise self._bad("no layer has come")
+        return read.done
+
+    def request(self, tail: bytes) -> bytes:
+        """The whole request. The buffer becomes it without being copied, and is of no further use.
+
+        Raises:
+            KvTooLarge: it is longer than a protobuf message can be.
+        """
+        buffer, self._buffer = self._buffer, io.BytesIO()
+        buffer.write(tail)
+        buffer.truncate()
+        if buffer.tell() > MAX_MESSAGE_BYTES:
+            raise KvTooLarge(TOO_LARGE)
+        return buffer.getvalue()
+
+    async def _append(self, message: bytes, block: KvBlock) -> None:
+        write, view = self._buffer.write, memoryview(message)
+        write(BLOCK_ENTRY)
+        for at in range(block.start, block.end, STEP_BYTES):
+            if at > block.start:
+                await asyncio.sleep(0)
+            write(view[at : min(at + STEP_BYTES, block.end)])
+
+    def _check(self, block: KvBlock) -> None:
+        if block.request_id not in (self._wire_id, b""):
+            raise self._bad("a block of another request")
+        follows = (self._layer_idx, self._block_idx + 1) if self._layer_idx >= 0 else (0, 0)
+        if (block.layer_idx, block.block_idx) not in (follows, (self._layer_idx + 1, 0)):
+            after = f"layer {self._layer_idx} block {self._block_idx}" if self._layer_idx >= 0 else "nothing"
+            raise self._bad(f"layer {block.layer_idx} block {block.block_idx} after {after}")
+        if block.k_bytes % 2 or block.v_bytes % 2:
+            raise self._bad(f"{block.k_bytes} and {block.v_bytes} bytes are no fp16 numbers")
+        if not block.k_bytes and not block.v_bytes:
+            raise self._bad("a block without data")
+        self._layer_idx, self._block_idx = block.layer_idx, block.block_idx
+
+    def _bad(self, why: str) -> EngineFailed:
+        return EngineFailed(side_of(self._prefill), self._prefill.id, "bad_reply", detail=f"KV: {why}")
+
+
+class Payload:
+    """Decode's request, kept for another decode instance until somebody has begun to answer it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size_bytes = len(data)
+
+    def __call__(self) -> bytes:
+        """The bytes."""
+        return self._data
+
+    def drop(self) -> None:
+        """Let go of them."""
+        self._data = b""
