@@ -104,6 +104,12 @@ class Tokenizer:
         text = self.detokenizer(skip_special=skip_special)
         return text.push(ids) + text.end()
 
+    async def text(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The same, with many tokens in a thread; raises DeadlineExceeded as `encode`."""
+        if len(ids) <= SHORT_CHARS:
+            return self.decode(ids, skip_special=skip_special)
+        return await self._in_thread(lambda: self.decode(ids, skip_special=skip_special))
+
     def token_text(self, token_id: int) -> str:
         """One token as it looks inside of a text, for log probabilities; half a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,0 +1,83 @@
+"""The JSON API of disaggpb's own gateway: token ids in, token ids out (disaggpb protocol page §3)."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from coordinator.core.errors import BadRequest, RequestError
+from coordinator.core.ports import Route
+from coordinator.core.request import Ask
+
+from . import bodies
+from .asked import MOST_TOKENS, Asked
+from .bodies import ABSENT, Body
+from .family import Family
+from .generation import DISAGGPB, Generation
+
+MOST_TEMPERATURE: Final = 1e6
+_END: Final = re.compile(rb'"done"\s*:\s*true')
+
+
+class _Body(msgspec.Struct, frozen=True, gc=False):
+    token_ids: Raw = ABSENT
+    max_new_tokens: Raw = ABSENT
+    model: Raw = ABSENT
+    stream: Raw = ABSENT
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+
+
+class Disaggpb(Family):
+    """`token_ids` on a path of another family; the original takes any path, and its clients use these.
+
+    Streams have an event for each token and no further sign of their end than `"done":true`. `model` and `stream` are
+    additions: the original serves one model, and streams always.
+    """
+
+    name = DISAGGPB
+    routes: Sequence[Route] = (
+        Route("POST", "/v1/completions", "infer"),
+        Route("POST", "/", "infer"),
+        Route("POST", "/generate", "infer"),
+    )
+
+    def parse(self, path: str, body: Body) -> Ask:  # noqa: ARG002 (the same on every path)
+        """Read a request with `token_ids`; its `request_id` is the client's own affair."""
+        given = bodies.read(_BODY, body)
+        ids = bodies.prompt(given.token_ids, "token_ids")
+        number = bodies.tokens(ids)
+        if not number:
+            raise BadRequest("`token_ids` must be a list of token ids, at least one")
+        return Ask(
+            stream=bodies.flag(given.stream, "stream") if bodies.given(given.stream) else True,
+            model=bodies.text(given.model, "model"),
+            prompt_bytes=len(ids),
+            prompt_tokens=number,
+            max_tokens=bodies.limit(given.max_new_tokens),
+        )
+
+    def error_event(self, error: RequestError) -> bytes:
+        """An event named `error`."""
+        return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
+
+    def ends(self, data: bytes) -> bool:
+        """Whether a last token is there."""
+        return _END.search(data) is not None
+
+
+def read_generation(asked: Asked, *, stream: bool) -> Generation:
+    """The rest of a request of this API; raises BadRequest."""
+    ids = asked.ids("token_ids")
+    if not ids:
+        raise BadRequest("`token_ids` must be a list of token ids, at least one")
+    return Generation(
+        prompt=ids,
+        stream=stream,
+        max_tokens=asked.whole("max_new_tokens", 1, MOST_TOKENS),
+        temperature=asked.number("temperature", 0, MOST_TEMPERATURE),
+        return_ids=True,
+    )
