@@ -1,0 +1,159 @@
+"""The engine protocol `microserving`: which calls serve a request, and what is known of the instances."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+
+from coordinator.core.errors import BadRequest, EngineFailed
+from coordinator.core.instance import Instance, Role
+from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.request import Request
+from coordinator.engines.context import EngineContext
+from coordinator.engines.http_leg import failed, refusal, side_of
+from coordinator.engines.microserving.alone import serve_alone
+from coordinator.engines.microserving.ends import end_here
+from coordinator.engines.microserving.errands import Errands
+from coordinator.engines.microserving.handoff import Handoff
+from coordinator.engines.microserving.means import Means
+from coordinator.engines.microserving.settings import (
+    ROUND_ROBIN,
+    checked_options,
+    checked_settings,
+    settings_of,
+)
+from coordinator.engines.microserving.task import body_fields, make_task, progress_of
+from coordinator.tokens import Tokenizer
+from coordinator.transport.errors import TransportError
+from coordinator.transport.reply import Reply
+from coordinator.wire.models import first_model
+
+MODELS_PATH = "/v1/models"
+METRICS_PATH = "/metrics"
+CLOSE_S = 3.0
+PAUSES_S = (0.0, 0.0, 0.1, 0.3, 1.0)
+"""Before an attempt, by how often the request was preempted: a first time goes to another decode instance at once."""
+
+
+class MicroservingEngine:
+    """Engine protocol `microserving`: implements core.ports.EngineProtocol."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._settings = settings_of(context.settings)
+        errands = Errands(
+            context.client,
+            context.log,
+            on_result=self._count,
+            within_s=self._settings.cleanup_s,
+        )
+        self._means = Means(client=context.client, ids=context.ids, errands=errands, settings=self._settings)
+
+    def _count(self, result: str) -> None:
+        self._context.metrics.aborts.labels(result).inc()
+
+    # --- instances
+
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate `recv_rank`, the one key of this engine's instances."""
+        return checked_options(given)
+
+    @staticmethod
+    def settings(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate the settings and fill in the defaults."""
+        return checked_settings(given)
+
+    def attach(self, instance: Instance, watcher: Watcher) -> None:
+        """Nothing stands open between requests; an instance that lacks what the mode needs is not linked."""
+        problem = self._problem(instance)
+        if problem is None:
+            watcher.linked()
+            return
+        self._context.log.error("instance %s cannot be used: %s", instance.id, problem)
+        watcher.unlinked(problem)
+
+    def _problem(self, instance: Instance) -> str | None:
+        if instance.role is not Role.DECODE or self._settings.mode == ROUND_ROBIN:
+            return None
+        if "recv_rank" not in instance.options:
+            return "a decode instance needs recv_rank, its first PE in the NVSHMEM world"
+        if self._settings.balanced and not self._has_tokenizer(instance):
+            return "pd_balance_factor needs a tokenizer, to count tokens: set cluster.tokenizer"
+        return None
+
+    def _has_tokenizer(self, instance: Instance) -> bool:
+        return "tokenizer" in instance.options or self._tokenizer(instance) is not None
+
+    def _tokenizer(self, instance: Instance) -> Tokenizer | None:
+        return self._context.tokenizers.of(instance)
+
+    async def detach(self, instance: Instance) -> None:
+        """Close idle connections."""
+        self._client.close_address(instance.address)
+
+    async def probe(self, instance: Instance) -> str | None:
+        """Ask for the models, and for metrics: these come through the engine's loop, which may be dead behind its HTTP.
+
+        Alive is whoever answers both without a 5xx (microserving protocol page §7, §12).
+        """
+        deadline_s = time.monotonic() + self._context.health_timeout_s
+        listed = await self._get(instance, self._context.health_path or MODELS_PATH, deadline_s)
+        try:
+            await self._get(instance, METRICS_PATH, deadline_s)
+        except EngineFailed as error:
+            if error.reason != "timeout":
+                raise
+            detail = f"{METRICS_PATH} does not answer: the engine's loop is dead or stuck"
+            raise EngineFailed(side_of(instance), instance.id, "timeout", detail=detail) from error
+        return first_model(listed.body) if listed.status == 200 else None
+
+    async def _get(self, instance: Instance, path: str, deadline_s: float) -> Reply:
+        try:
+            reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
+        except TransportError as error:
+            raise failed(instance, error) from error
+        if reply.status >= 500:
+            raise refusal(instance, reply.status, reply.headers, b"")
+        return reply
+
+    def pinned(self) -> Mapping[str, int]:
+        """Requests that have ended and for which a decode instance still keeps room, by its id."""
+        return self._means.errands.pinned()
+
+    # --- requests
+
+    async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
+        """Run one attempt: three calls over a pair, or one call to an engine that serves alone.
+
+        Raises:
+            RequestError: see core.errors; EngineFailed names the guilty side.
+
+        Cancelled, or failed between the calls, decode's reservation is freed in the background.
+        """
+        fields = body_fields(request)
+        decode = placement.decode
+        progress = progress_of(request, fields, uuid.uuid4().hex)
+        pause_s = PAUSES_S[min(progress.preempts, len(PAUSES_S) - 1)]
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        tokenizer = self._tokenizer(decode)
+        alone = placement.prefill.address == decode.address or self._settings.mode == ROUND_ROBIN
+        if alone:
+            task = await make_task(request, fields, progress, tokenizer, alone=True)
+            if task.spent:
+                return end_here(task, out)
+            return await serve_alone(self._means, request, placement, decode, task, out)
+        task = await make_task(request, fields, progress, tokenizer, count=self._settings.balanced)
+        if task.spent:
+            return end_here(task, out)
+        return await Handoff(self._means, request, placement, task, out).run()
+
+    async def call(self, request: Request, instance: Instance) -> Answer:  # noqa: ARG002
+        """These engines have no call that is no inference."""
+        raise BadRequest("the engines behind this coordinator have no call of this kind", detail=instance.id)
+
+    async def aclose(self) -> None:
+        """Free what can still be freed."""
+        await self._means.errands.aclose(CLOSE_S)
