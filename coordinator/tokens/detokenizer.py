@@ -145,28 +145,43 @@ class WindowText(Detokenizer):
         self._holds = holds
         self._held: list[int] = []
         self._look_back(list(before))
+        while holds and len(self._before) > 1 and self._text_before.startswith(BROKEN):
+            self._look_back(self._before[1:])  # it began in the middle of a character
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens."""
         self._held += filter(self._shown, ids)
-        return self._difference(wait=self._holds and len(self._held) < MOST_HELD)
+        return self._difference(wait=self._holds)
 
     def end(self) -> str:
         """What is left."""
         return self._difference(wait=False)
 
     def _look_back(self, before: list[int]) -> None:
-        self._before = before[-MOST_HELD:]
-        self._text_before = self._decode(self._before) if self._before else ""
+        """Remember what was taken last: it ends with a whole character, and so does what was taken before it."""
+        self._before = before
+        self._text_before = self._decode(before) if before else ""
 
     def _difference(self, *, wait: bool) -> str:
         if not self._held:
             return ""
+        before, cut = self._text_before, len(self._held)
         text = self._decode(self._before + self._held)
         if wait and text.endswith(BROKEN):
-            return ""
-        before = self._text_before
+            cut, text = self._certain(text)
         same = len(before) if text.startswith(before) else len(commonprefix((before, text)))  # noqa: RUF071 - no paths
-        held, self._held = self._held, []
-        self._look_back(held)
+        taken, self._held = self._held[:cut], self._held[cut:]
+        if taken:
+            self._look_back(taken)
         return text[same:]
+
+    def _certain(self, text: str) -> tuple[int, str]:
+        """How many of the tokens are whole characters, and their text; of what cannot become one, all."""
+        held = self._held
+        for cut in range(len(held) - 1, max(len(held) - MOST_HELD, -1), -1):
+            if not cut:
+                return 0, self._text_before
+            part = self._decode(self._before + held[:cut])
+            if not part.endswith(BROKEN):
+                return cut, part
+        return len(held), text
