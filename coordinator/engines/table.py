@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
 from coordinator.engines.hybrid import HybridEngine
+from coordinator.engines.microserving import MicroservingEngine
 from coordinator.engines.mindie import MindieEngine
 from coordinator.engines.sglang import SglangEngine
 from coordinator.engines.vllm import VllmEngine
@@ -41,6 +42,7 @@ ENGINES: Mapping[str, EngineClass] = MappingProxyType(
         "mindie": MindieEngine,
         "vllm": VllmEngine,
         "sglang": SglangEngine,
+        "microserving": MicroservingEngine,
         "hybrid": HybridEngine,
     }
 )

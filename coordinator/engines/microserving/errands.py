@@ -67,7 +67,7 @@ class Errands:
 
     def pinned(self) -> Mapping[str, int]:
         """Reservations of ended requests that are still to be freed, by decode instance id."""
-        return Counter(self._freeing.values())
+        return Counter(ident for task, ident in self._freeing.items() if not task.done())
 
     # --- calls
 
@@ -205,8 +205,11 @@ class Errands:
         deadline_s = time.monotonic() + within_s
         for stream in tuple(self._parting):
             self.close(stream)
-        while self._freeing and time.monotonic() < deadline_s:
-            await asyncio.wait(list(self._freeing), timeout=deadline_s - time.monotonic())
+        while due := [task for task in self._freeing if not task.done()]:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await asyncio.wait(due, timeout=left_s)
         for task in list(self._tasks):
             task.cancel()
         for task in list(self._tasks):

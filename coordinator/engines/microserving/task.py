@@ -123,17 +123,12 @@ async def make_task(
     if chat:
         fields = await completion_fields(fields, tokenizer)
     prompt = single_prompt(fields.get("prompt"))
-    stream = request.ask.stream
-    last = {name: value for name, value in fields.items() if name in ONLY_GENERATE}
-    _check_last(last)
-    own = {name: value for name, value in fields.items() if name not in _DROPPED}
-    own["debug_config"] = debug_config(fields.get("debug_config"), fields.get("ignore_eos"))
-    sent, ids = await _with_sent(prompt, progress, tokenizer, count=count)
-    own["prompt"] = sent
+    own, last = _own(fields)
+    own["prompt"], ids = await _with_sent(prompt, progress, tokenizer, count=count)
     several = (number(fields.get("n")) or 1) > 1 or _has_grammar(fields.get("response_format"))
     limited = _with_limit(own, last, progress)
     must_count = given(limited.get("max_tokens")) or (alone and wants_usage(last.get("stream_options")))
-    hide = stream and not several and tokenizer is None and must_count and not given(own.get("logprobs"))
+    hide = request.ask.stream and not several and tokenizer is None and must_count and not given(own.get("logprobs"))
     if hide:
         limited["logprobs"] = _ZERO
     return Task(
@@ -141,7 +136,7 @@ async def make_task(
         fields=limited,
         last=last,
         progress=progress,
-        stream=stream,
+        stream=request.ask.stream,
         chat=chat,
         prompt_tokens=ids,
         several=several,
@@ -166,6 +161,15 @@ def _native_chat(request: Request, fields: Fields, progress: Progress) -> Task:
         tokenizer=None,
         hide_logprobs=False,
     )
+
+
+def _own(fields: Fields) -> tuple[Fields, Fields]:
+    """What goes into every call, and what into the last one alone."""
+    last = {name: value for name, value in fields.items() if name in ONLY_GENERATE}
+    _check_last(last)
+    own = {name: value for name, value in fields.items() if name not in _DROPPED}
+    own["debug_config"] = debug_config(fields.get("debug_config"), fields.get("ignore_eos"))
+    return own, last
 
 
 def single_prompt(value: Raw | None) -> Raw:
