@@ -12,12 +12,10 @@ from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
 from . import bodies
-from .asked import MOST_TOKENS, Asked
 from .bodies import ABSENT, Body
 from .family import Family
-from .generation import DISAGGPB, Generation
+from .generation import DISAGGPB
 
-MOST_TEMPERATURE: Final = 1e6
 _END: Final = re.compile(rb'"done"\s*:\s*true')
 
 
@@ -45,6 +43,10 @@ class Disaggpb(Family):
         Route("POST", "/generate", "infer"),
     )
 
+    def claims(self, path: str, body: Body) -> bool:  # noqa: ARG002 (the same on every path)
+        """Whether the body has `token_ids`."""
+        return bodies.has(_BODY, body, "token_ids")
+
     def parse(self, path: str, body: Body) -> Ask:  # noqa: ARG002 (the same on every path)
         """Read a request with `token_ids`; its `request_id` is the client's own affair."""
         given = bodies.read(_BODY, body)
@@ -67,17 +69,3 @@ class Disaggpb(Family):
     def ends(self, data: bytes) -> bool:
         """Whether a last token is there."""
         return _END.search(data) is not None
-
-
-def read_generation(asked: Asked, *, stream: bool) -> Generation:
-    """The rest of a request of this API; raises BadRequest."""
-    ids = asked.ids("token_ids")
-    if not ids:
-        raise BadRequest("`token_ids` must be a list of token ids, at least one")
-    return Generation(
-        prompt=ids,
-        stream=stream,
-        max_tokens=asked.whole("max_new_tokens", 1, MOST_TOKENS),
-        temperature=asked.number("temperature", 0, MOST_TEMPERATURE),
-        return_ids=True,
-    )

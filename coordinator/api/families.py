@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from .disaggpb import Disaggpb
 from .family import Family
 from .mindie import Mindie
 from .openai import OpenAi
@@ -11,4 +12,4 @@ from .triton import Triton
 from .vllm import Vllm
 
 # The first one answers for paths that are nobody's; of two that share a path the earlier one is asked first.
-FAMILIES: Final[tuple[Family, ...]] = (OpenAi(), Tgi(), Vllm(), Sglang(), Triton(), Mindie())
+FAMILIES: Final[tuple[Family, ...]] = (OpenAi(), Tgi(), Vllm(), Sglang(), Triton(), Mindie(), Disaggpb())

@@ -19,8 +19,10 @@ CHAT: Final = "/v1/chat/completions"
 OPENAI: Final = "openai"
 TGI: Final = "tgi"
 VLLM: Final = "vllm"
+DISAGGPB: Final = "disaggpb"
 MOST_CHOICES: Final = 128
 MOST_LOGPROBS: Final = 20
+MOST_TEMPERATURE: Final = 1e6
 COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's default for completions
 TGI_TOKENS: Final = 100
 _NONE: Mapping[str, object] = MappingProxyType({})
@@ -82,8 +84,8 @@ def generation_of(request: Request) -> Generation:
     """Read a request for one prompt.
 
     Raises:
-        BadRequest: its API is not one of OpenAI, TGI and vLLM, or a field is missing, mistyped or out of range, or it
-            holds several prompts.
+        BadRequest: its API is not one of OpenAI, TGI, vLLM and disaggpb, or a field is missing, mistyped or out of
+            range, or it holds several prompts.
     """
     found = generations_of(request)
     if len(found) > 1:
@@ -103,6 +105,8 @@ def generations_of(request: Request) -> tuple[Generation, ...]:
         return (_tgi(asked, request),)
     if request.api == VLLM:
         return _several(asked, _vllm(asked), "prompt")
+    if request.api == DISAGGPB:
+        return (_disaggpb(asked, request),)
     raise BadRequest("this API is not served by the engines of this model: use OpenAI's, TGI's or vLLM's")
 
 
@@ -254,4 +258,18 @@ def _tgi(asked: Asked, request: Request) -> Generation:
         echo=parameters.flag("return_full_text"),
         ignore_eos=parameters.flag("ignore_eos"),
         **found,
+    )
+
+
+def _disaggpb(asked: Asked, request: Request) -> Generation:
+    """Token ids in, token ids out (disaggpb protocol page §3); streams unless told otherwise."""
+    ids = asked.ids("token_ids")
+    if not ids:
+        raise asked.wrong("token_ids", "a list of token ids, at least one")
+    return Generation(
+        prompt=ids,
+        stream=request.ask.stream,
+        max_tokens=asked.whole("max_new_tokens", 1, MOST_TOKENS),
+        temperature=asked.number("temperature", 0, MOST_TEMPERATURE),
+        return_ids=True,
     )

@@ -65,6 +65,14 @@ class OpenAi(Family):
     prefixes = ("/v1/",)
     ends_with = b"data: [DONE]\n\n"
 
+    def claims(self, path: str, body: Body) -> bool:  # noqa: ARG002 (the same on every path)
+        """Whether the body has a prompt; looked at before `parse`, which for long ones is work."""
+        try:
+            given = bodies.read(_BODY, body)
+        except BadRequest:
+            return False
+        return bodies.given(given.prompt) or bodies.given(given.messages)
+
     def parse(self, path: str, body: Body) -> Ask:
         """Read a chat or completion request.
 

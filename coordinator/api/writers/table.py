@@ -1,6 +1,6 @@
 """Which writer a request gets."""
 
-from coordinator.api.generation import CHAT, OPENAI, TGI, VLLM, Generation
+from coordinator.api.generation import CHAT, DISAGGPB, OPENAI, TGI, VLLM, Generation
 from coordinator.core.errors import BadRequest
 from coordinator.core.request import Request
 from coordinator.wire.json_edit import is_true, object_fields, request_fields
@@ -8,6 +8,7 @@ from coordinator.wire.json_edit import is_true, object_fields, request_fields
 from .answer import Writer
 from .chat import ChatWriter
 from .completions import CompletionsWriter
+from .disaggpb import DisaggpbWriter
 from .tgi import TgiWriter
 from .vllm import VllmWriter
 
@@ -31,6 +32,8 @@ def writer_of(request: Request, generation: Generation, model: str, created_s: i
         return TgiWriter(generation, details=_details(request), listed=request.path == "/")
     if request.api == VLLM:
         return VllmWriter(generation)
+    if request.api == DISAGGPB:
+        return DisaggpbWriter()
     raise BadRequest("this API is not served by the engines of this model: use OpenAI's, TGI's or vLLM's")
 
 

@@ -18,13 +18,13 @@ def found(method, path):
     ("method", "path", "families", "operation", "params"),
     [
         ("POST", "/v1/chat/completions", ["openai"], "infer", {}),
-        ("POST", "/v1/completions", ["openai"], "infer", {}),
+        ("POST", "/v1/completions", ["openai", "disaggpb"], "infer", {}),
         ("GET", "/v1/models", ["openai"], "models", {}),
         ("GET", "/v1/models/m", ["openai"], "model", {"model": "m"}),
         ("GET", "/v1/models/org/m", ["openai"], "model", {"model": "org/m"}),
         ("GET", "/v1/models/org%2Fm%252F", ["openai"], "model", {"model": "org/m%2F"}),
-        ("POST", "/", ["tgi"], "infer", {}),
-        ("POST", "/generate", ["tgi", "vllm", "sglang"], "infer", {}),
+        ("POST", "/", ["tgi", "disaggpb"], "infer", {}),
+        ("POST", "/generate", ["tgi", "vllm", "sglang", "disaggpb"], "infer", {}),
         ("POST", "/generate_stream", ["tgi"], "infer", {}),
         ("GET", "/info", ["tgi"], "info", {}),
         ("GET", "/health", ["tgi"], "ready", {}),
@@ -120,6 +120,11 @@ def test_every_path_has_an_error_shape(path, family):
         (b'{"prompt":"say \\"inputs\\" twice: \\"inputs"}', "vllm"),
         (b'{"prompt":"a","x":{"inputs":1}}', "vllm"),
         (b'{"prompt":"a","stream":"yes"}', "vllm"),
+        (b'{"token_ids":[1]}', "disaggpb"),
+        (b'{"token_ids":[]}', "disaggpb"),
+        (b'{"token_ids":[1],"prompt":"a"}', "vllm"),
+        (b'{"token_ids":[1],"inputs":"a"}', "tgi"),
+        (b'{"token_ids":[1],"text":"a"}', "sglang"),
         (b"{}", "tgi"),
         (b'{"inputs":null,"prompt":null}', "tgi"),
         (b'{"prompt":"a"', "tgi"),
@@ -131,9 +136,29 @@ def test_the_body_chooses_between_families(body, family):
     assert choose(match, "/generate", body).name == family
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "family"),
+    [
+        ("/v1/completions", b'{"prompt":"a"}', "openai"),
+        ("/v1/completions", b'{"messages":[]}', "openai"),
+        ("/v1/completions", b'{"prompt":"a","token_ids":[1]}', "openai"),
+        ("/v1/completions", b'{"token_ids":[1]}', "disaggpb"),
+        ("/v1/completions", b'{"token_ids":"a","prompt":null}', "disaggpb"),
+        ("/v1/completions", b"{}", "openai"),
+        ("/v1/completions", b"nonsense", "openai"),
+        ("/", b'{"inputs":"a"}', "tgi"),
+        ("/", b'{"inputs":"a","token_ids":[1]}', "tgi"),
+        ("/", b'{"token_ids":[1]}', "disaggpb"),
+        ("/", b"nonsense", "tgi"),
+    ],
+)
+def test_ids_without_another_prompt_are_disaggpbs(path, body, family):
+    assert choose(TABLE.match("POST", path), path, body).name == family
+
+
 def test_a_path_of_one_family_is_not_put_to_the_vote():
-    match = TABLE.match("POST", "/v1/completions")
-    assert choose(match, "/v1/completions", b"nonsense").name == "openai"
+    match = TABLE.match("POST", "/v1/chat/completions")
+    assert choose(match, "/v1/chat/completions", b"nonsense").name == "openai"
 
 
 def test_parameters_are_a_requests_own():
