@@ -183,7 +183,12 @@ class Tokenizer:
     # --- inside
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        return list(self._library.encode(text, add_special_tokens=special).ids)
+        try:
+            encoded = self._library.encode(text, add_special_tokens=special)
+        except TypeError:  # half of a surrogate pair, which JSON may hold and no text can
+            text = text.encode("utf-8", "replace").decode()
+            encoded = self._library.encode(text, add_special_tokens=special)
+        return list(encoded.ids)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
