@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import uvloop
 
@@ -12,6 +14,7 @@ from instances.faults import BadFault
 from instances.options import ROLES, Options
 from instances.run import ENGINES, run_instance
 from instances.timing import Timing
+from instances.xllm.settings import TYPES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +45,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--startup-s", type=float, default=0.0, help="health answers 503 for so long")
     add("--listen-after-s", type=float, default=0.0, help="refuses connections for so long")
     add("--fault", action="append", default=[], metavar="FAULT", help="[selector:]name[@k][=value], repeatable")
+    add("--type", choices=TYPES, help="xllm: as --set type=...")
+    add("--pd-port", type=int, help="xllm: as --set pd_port=...")
+    add("--etcd", metavar="URL", help="xllm: as --set etcd=...")
+    add("--service", metavar="IP:PORT", help="xllm, without etcd: as --set service=...")
+    add("--write-tokenizer", action=_WriteTokenizer, metavar="DIR", help="xllm: write its tokenizer's folder and exit")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="engine-specific setting, repeatable")
 
 
-def _pairs(given: Sequence[str]) -> dict[str, object]:
-    pairs: dict[str, object] = {}
+class _WriteTokenizer(argparse.Action):
+    """Writes the folder and exits, whatever else is given."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: argparse.Namespace, folder: object, *__: object) -> None:
+        importlib.import_module("instances.xllm.vocabulary").write_tokenizer(Path(str(folder)))
+        parser.exit(0)
+
+
+def _pairs(given: Sequence[str], args: argparse.Namespace) -> dict[str, object]:
+    named = {"type": args.type, "pd_port": args.pd_port, "etcd": args.etcd, "service": args.service}
+    pairs: dict[str, object] = {key: value for key, value in named.items() if value is not None}
     for text in given:
         key, separator, value = text.partition("=")
         if not separator:
@@ -95,7 +112,7 @@ def read_options(args: argparse.Namespace) -> Options:
         startup_s=args.startup_s,
         listen_after_s=args.listen_after_s,
         faults=tuple(args.fault),
-        settings=_pairs(args.set),
+        settings=_pairs(args.set, args),
     )
 
 

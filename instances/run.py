@@ -1,5 +1,6 @@
 """Running one or many instances in this process."""
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import MappingProxyType
@@ -12,8 +13,22 @@ from instances.server import Engine, Instance
 from instances.sglang.instance import SglangEngine
 from instances.vllm.instance import VllmEngine
 
+
+def _xllm(instance: Instance) -> Engine:
+    # only this engine needs protobuf
+    module = importlib.import_module("instances.xllm.instance")
+    engine: Engine = module.XllmEngine(instance)
+    return engine
+
+
 ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType(
-    {"mindie": MindieEngine, "vllm": VllmEngine, "sglang": SglangEngine, "microserving": MicroservingEngine}
+    {
+        "mindie": MindieEngine,
+        "vllm": VllmEngine,
+        "sglang": SglangEngine,
+        "microserving": MicroservingEngine,
+        "xllm": _xllm,
+    }
 )
 
 

@@ -26,7 +26,7 @@ MENU: Menu = MappingProxyType(
         "duplicate": ("flag", "P and D: the message of token k twice, in two calls"),
         "finish_twice": ("flag", "D: the last message twice, in two calls"),
         "late": ("number", "D: this many messages (default 1) after the last one"),
-        "stall": ("flag", "no more tokens once k exist; the request stays alive"),
+        "stall": ("number", "no more tokens once k exist, the request stays alive; value: goes on after s seconds"),
         "slow": ("number", "D: this many seconds for each token"),
         "answer_crash": ("number", "the instance dies once k tokens exist; value: back after s seconds"),
         "link_fails": ("number", "LinkInstance answers ok=false so many times (default: always)"),
