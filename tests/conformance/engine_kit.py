@@ -281,4 +281,5 @@ class EngineKit:
         run = self.run(body=say(text), stream=True)
         assert await run.result() == Completed()
         assert run.text == text
-        assert token(text[-1], last=True).encode() in run.out.body
+        if self.adapter.native:
+            assert token(text[-1], last=True).encode() in run.out.body

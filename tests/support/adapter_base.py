@@ -54,11 +54,13 @@ class Adapter:
     Attributes:
         stages: where a request can be held, in order.
         stands: connections of the coordinator that stand open all the time.
+        native: the engine speaks the client's dialect, so that its bytes are passed on as they are.
     """
 
     name = ""
     stages = ()
     stands = 0
+    native = True
 
     def __init__(self):
         self.script = Script()

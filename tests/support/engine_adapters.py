@@ -9,6 +9,7 @@ import json
 from adapter_base import DONE, ROLE, Adapter, Script, answer, break_off, token, words_of
 from engine_world import Watcher, chat, instance, until
 from fake_instances import FakeDecode, FakeInstance, envelope
+from microserving_adapter import MicroservingAdapter
 from pair_adapters import SglangAdapter, VllmAdapter
 
 from coordinator.engines.hybrid import HybridEngine
@@ -159,7 +160,7 @@ class HybridAdapter(Adapter):
         return {call.header("x-request-id") for call in given_up}
 
 
-ADAPTERS = (MindieAdapter, HybridAdapter, VllmAdapter, SglangAdapter)
+ADAPTERS = (MindieAdapter, HybridAdapter, VllmAdapter, SglangAdapter, MicroservingAdapter)
 
 
 def say(text, *, stream=True):

@@ -24,9 +24,9 @@ from coordinator.wire.microserving import GENERATE
 ReplyTask: TypeAlias = asyncio.Task[Reply]
 
 MAX_PENDING = 1000
-LATE_ANSWER_S = 600.0  # how long an answer to prep_recv is waited for by itself; the engine has no limit of its own
-SENDING_S = 5.0  # how long prefill may go on writing into a reservation before it is freed all the same
-LINGER_S = 0.25  # from a request's arrival at an engine to its being read, at most
+LATE_ANSWER_S = 600.0  # the engine has no limit of its own
+SENDING_S = 5.0
+LINGER_S = 0.25
 OK = 200
 
 
@@ -52,6 +52,11 @@ class Errands:
     Args:
         on_result: gets a result of `aborts_total` for each reservation that was to be freed.
         within_s: how long the call that frees one may take.
+
+    Attributes:
+        sending_s: how long prefill may go on writing into a reservation before it is freed all the same.
+        late_answer_s: how long an answer to prep_recv is waited for that nobody else waits for.
+        linger_s: from a request's arrival at an engine to its being read, at most.
     """
 
     def __init__(
@@ -61,7 +66,11 @@ class Errands:
         self._log = log
         self._on_result = on_result
         self._within_s = within_s
+        self.sending_s = SENDING_S
+        self.late_answer_s = LATE_ANSWER_S
+        self.linger_s = LINGER_S
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._sending: set[ReplyTask] = set()
         self._freeing: dict[asyncio.Task[None], str] = {}
         self._parting: dict[Stream, asyncio.TimerHandle] = {}
 
@@ -94,7 +103,7 @@ class Errands:
 
     def cancel_soon(self, task: ReplyTask) -> None:
         """End a call that nobody waits for, as soon as its engine has surely read it."""
-        self._spawn(self._end(task, LINGER_S), f"end of {task.get_name()}")
+        self._spawn(self._end(task, self.linger_s), f"end of {task.get_name()}")
 
     def part(self, stream: Stream) -> None:
         """Close a stream that was left before its head: the engine must have read the request first."""
@@ -135,7 +144,7 @@ class Errands:
 
     async def _free_late(self, reservation: Reservation, preparing: ReplyTask) -> None:
         try:
-            await self._end(preparing, LATE_ANSWER_S)
+            await self._end(preparing, self.late_answer_s)
         except asyncio.CancelledError:
             self._on_result("failed")
             raise
@@ -148,7 +157,9 @@ class Errands:
         result = "failed"
         try:
             if sending is not None:
-                await self._end(sending, SENDING_S)
+                self._sending.add(sending)
+                await self._end(sending, self.sending_s)
+                self._sending.discard(sending)
             result = await self._visit(reservation)
         finally:
             self._result(reservation, result)
@@ -205,6 +216,8 @@ class Errands:
         deadline_s = time.monotonic() + within_s
         for stream in tuple(self._parting):
             self.close(stream)
+        for sending in self._sending:
+            sending.cancel()
         while due := [task for task in self._freeing if not task.done()]:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:

@@ -19,6 +19,7 @@ from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.transport.stream import Stream
 from coordinator.wire.chat_shape import whole_answer
+from coordinator.wire.json_edit import read_fields
 from coordinator.wire.microserving import (
     GENERATE,
     PREPARE,
@@ -129,7 +130,13 @@ class Handoff:
             return
         placement.prefill_sent(self._wire_id)
         body = send_body(self._task.fields, self._wire_id, prepared, self._end, rank)
-        await self._call(placement.prefill, SEND, body, self._means.settings.remote_send_s, self._left_sending)
+        reply = await self._call(placement.prefill, SEND, body, self._means.settings.remote_send_s, self._left_sending)
+        try:
+            read_fields(reply.body)
+        except ValueError as error:
+            raise EngineFailed(
+                side_of(placement.prefill), placement.prefill.id, "bad_reply", detail=str(error)
+            ) from error
         placement.prefilled(time.monotonic(), pinned=False)
 
     def _left_sending(self, task: ReplyTask) -> None:

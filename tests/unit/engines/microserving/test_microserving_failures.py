@@ -47,9 +47,9 @@ async def test_prefill_cannot_be_reached():
         assert aborts(world, "sent") == 1
 
 
-async def test_prefill_takes_too_long(monkeypatch):
-    monkeypatch.setattr(errands_module, "SENDING_S", 0.05)
+async def test_prefill_takes_too_long():
     async with World(remote_send_s=0.05) as world:
+        world.engine._means.errands.sending_s = 0.05
         gate = world.prefill.gate(SEND)
         run = await world.run()
         assert (run.error.instance_id, run.error.reason) == ("p0", "timeout")
@@ -125,9 +125,9 @@ async def test_decode_finds_room_too_late():
         assert aborts(world, "sent") == 1
 
 
-async def test_decode_never_finds_room(monkeypatch):
-    monkeypatch.setattr(errands_module, "LATE_ANSWER_S", 0.05)
+async def test_decode_never_finds_room():
     async with World(prep_recv_s=0.05) as world:
+        world.engine._means.errands.late_answer_s = 0.05
         world.decode.gate(PREPARE)
         await world.run()
         await until(lambda: not world.engine.pinned())
@@ -242,6 +242,25 @@ async def test_closing_frees_what_is_due():
         await world.engine.aclose()
         assert world.decode.reserved == {}
         assert world.engine.pinned() == {}
+
+
+async def test_closing_does_not_wait_for_prefill():
+    async with World() as world:
+        world.prefill.gate(SEND)
+        run = world.start()
+        await until(lambda: world.prefill.calls)
+        run.task.cancel()
+        await run.ended()
+        await world.engine.aclose()
+        assert world.decode.reserved == {}
+
+
+async def test_prefill_answers_nonsense():
+    async with World() as world:
+        world.prefill.faults[SEND] = (200, b"this is not JSON")
+        run = await world.run()
+        assert (run.error.instance_id, run.error.reason) == ("p0", "bad_reply")
+        await world.leaves_nothing()
 
 
 async def test_closing_does_not_wait_for_ever(monkeypatch):

@@ -1,6 +1,5 @@
 """The three calls: what each gets, and what the client gets."""
 
-
 import pytest
 from engine_world import Watcher, context, instance
 from microserving_pair import GENERATE, PREPARE, SEND, WordTokenizer, World, metadata
