@@ -42,12 +42,14 @@ class Calls:
     async def prep_recv(self, request: web.Request) -> web.StreamResponse:
         """`POST /microserving/prep_recv`, to decode."""
         body = await bodies.read(request, PrepRecv)
-        chosen = self._engine.choose(request, await request.text())
+        chosen = await self._engine.choose(request)
         await self._strike(request, "prep", chosen)
         self._engine.expect("decode")
         debug = _debug(body)
         debug.disagg_config = DisaggConfig(kind="prepare_receive", kv_window_begin=0, kv_window_end=body.end)
         _plain(body)
+        if not self._serves(body.model):
+            raise failed("an error where the engine's answer should be")
         usage = (await self._collect(body, chosen))["usage"]
         told = (usage or {}).get("extra") or {}
         if "kv_append_metadata" not in told:
@@ -63,7 +65,7 @@ class Calls:
     async def remote_send(self, request: web.Request) -> web.StreamResponse:
         """`POST /microserving/remote_send`, to prefill; 200 is no proof that anything was sent."""
         body = await bodies.read(request, RemoteSend)
-        chosen = self._engine.choose(request, await request.text())
+        chosen = await self._engine.choose(request)
         await self._strike(request, "send", chosen)
         self._engine.expect("prefill")
         debug = _debug(body)
@@ -86,7 +88,7 @@ class Calls:
         body = await bodies.read(request, StartGenerate)
         reservation = self._loop.reservations.get(body.user or "")
         common = request.get(CHOSEN, Chosen())
-        chosen = reservation.ask.chosen if reservation else self._engine.choose(request, await request.text())
+        chosen = reservation.ask.chosen if reservation else await self._engine.choose(request)
         await self._strike(request, "generate", chosen)
         self._engine.expect("decode")
         debug = _debug(body)
@@ -108,12 +110,12 @@ class Calls:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         body = await bodies.read(request, bodies.Completion)
-        return await self._answer(request, body, self._engine.choose(request, await request.text()))
+        return await self._answer(request, body, await self._engine.choose(request))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         body = await bodies.read(request, bodies.Chat)
-        return await self._answer(request, body, self._engine.choose(request, await request.text()))
+        return await self._answer(request, body, await self._engine.choose(request))
 
     # --- one way for all
 

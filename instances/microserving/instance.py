@@ -112,11 +112,12 @@ class MicroservingEngine:
 
     # --- requests
 
-    def choose(self, request: web.Request, text: str) -> Chosen:
+    async def choose(self, request: web.Request) -> Chosen:
         """The faults of a new request: those of this engine count requests, those of all engines count calls."""
         if self.instance.ordinal == 1:  # the first call since the start, or since a reset
             self._number = 0
         self._number += 1
+        text = (await request.read()).decode("utf-8", "replace")
         return self.merged(request.get(CHOSEN, Chosen()), self.instance.faults.choose(self._number, text))
 
     @staticmethod
@@ -132,18 +133,6 @@ class MicroservingEngine:
         self.wrong_role += self.instance.role not in (role, "hybrid")
 
     # --- views
-
-    def metrics(self) -> dict[str, float]:
-        """The numbers of `/metrics`."""
-        loop = self.loop
-        return {
-            "running_requests": len(loop.running),
-            "waiting_requests": loop.pages.waiting,
-            "prompt_tokens_sum": loop.prompt_tokens,
-            "completion_tokens_sum": loop.made_tokens,
-            "available_pages": loop.pages.free_blocks,
-            "total_pages": loop.pages.total_blocks,
-        }
 
     def state(self) -> dict[str, Any]:
         """What is going on, as JSON."""

@@ -171,6 +171,17 @@ class Loop:
         if self.dead:
             await asyncio.Event().wait()
 
+    def metrics(self) -> dict[str, float]:
+        """What the engine tells of itself."""
+        return {
+            "running_requests": len(self.running),
+            "waiting_requests": self.pages.waiting,
+            "prompt_tokens_sum": self.prompt_tokens,
+            "completion_tokens_sum": self.made_tokens,
+            "available_pages": self.pages.free_blocks,
+            "total_pages": self.pages.total_blocks,
+        }
+
     # --- running requests
 
     def start(self, running: Running, *, first_token_ready: bool) -> None:

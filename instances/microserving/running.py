@@ -177,13 +177,10 @@ class Running:
         return False
 
     def _preempt_due(self) -> bool:
-        """Counted over the whole answer: an attempt that goes on after a preemption is not preempted on the spot."""
+        """After k tokens; an answer that goes on after a preemption is only preempted again if the fault says so."""
         fault = self.ask.chosen.get("preempt")
         if fault is None:
             return False
-        total = self.carried + self.steps
-        past = total - (fault.at or 0)
-        if past < 0 or (self.carried and not self.steps):
-            return False
-        every = int(fault.number(0))
-        return past == 0 or (every > 0 and past % every == 0)
+        if self.carried:
+            return bool(fault.value) and self.steps == fault.number(0)
+        return self.steps == (fault.at or 0)

@@ -36,7 +36,7 @@ MENU: Menu = MappingProxyType(
         "wrong_kv": ("flag", "P: sends the KV of something else: decode writes visibly wrong text"),
         "preempt": (
             "number",
-            "the request is preempted once k tokens of the whole answer exist, again after each further n (value)",
+            "preempted once k tokens exist; value: an answer that goes on after that, again after so many more",
         ),
         "zero_chunks": ("flag", "the request ends without any output: 500 for a stream"),
         "die": ("flag", "the engine loop dies once k tokens exist: HTTP lives, nothing but /v1/models is answered"),

@@ -39,14 +39,14 @@ class Views:
     async def metrics(self, _: web.Request) -> web.Response:
         """`GET /metrics`: goes through the engine loop."""
         await self._through_the_loop()
-        lines = [f"{name}\t{value:g}" for name, value in self._engine.metrics().items()]
+        lines = [f"{name}\t{value:g}" for name, value in self._engine.loop.metrics().items()]
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
     async def dump_metrics(self, request: web.Request) -> web.Response:
         """`POST /debug/dump_engine_metrics`."""
         await self._model(request)
         await self._through_the_loop()
-        return answer(self._engine.metrics())
+        return answer(self._engine.loop.metrics())
 
     async def reset_engine(self, request: web.Request) -> web.Response:
         """`POST /debug/reset_engine`: kills all requests and frees all KV."""

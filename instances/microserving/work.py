@@ -40,7 +40,11 @@ class Worker:
             stream.end()
             return
         kind = ask.disagg.kind if ask.disagg is not None else None
-        if kind is None:
+        if ask.special:
+            loop.close(stream)
+            stream.push(Output(usage=usage_of(0, 0, loop.metrics())))
+            stream.end()
+        elif kind is None:
             await self.complete(stream, ask)
         elif not loop.settings.disagg:
             await asyncio.Event().wait()  # no action of the engine consumes it (protocol page §7)
