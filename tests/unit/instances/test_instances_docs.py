@@ -12,13 +12,14 @@ from mindie_client import call
 
 from instances.cli import add_arguments, read_options
 from instances.faults import COMMON_MENU
+from instances.microserving import settings as microserving
 from instances.mindie import settings as mindie
 from instances.options import Options
 from instances.run import Fleet
 from instances.sglang import settings as sglang
 from instances.vllm import settings as vllm
 
-ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang}
+ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang, "microserving": microserving}
 PAGE = (Path(__file__).parents[3] / "docs" / "simulators.md").read_text()
 
 
@@ -93,9 +94,9 @@ async def test_the_calls_work():
                 assert answer.status == 200
 
 
-@pytest.mark.parametrize(("number", "shows"), [(0, "lastData"), (1, "read by decode")])
+@pytest.mark.parametrize(("number", "shows"), [(0, "lastData"), (1, "read by decode"), (2, "end of generation")])
 def test_the_programs_run(number, shows, capsys):
     code, count = blocks("python")[number], len(blocks("python"))
-    assert count == 2
+    assert count == 3
     exec(compile(code, "docs/simulators.md", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out.count(shows) == 1
