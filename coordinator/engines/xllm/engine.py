@@ -1,0 +1,169 @@
+"""The engine protocol `xllm`: a request goes to prefill, its results come back as calls (xLLM protocol page §5, §6)."""
+
+import time
+from collections.abc import Mapping
+
+from coordinator.api.writers import writer_of
+from coordinator.core.errors import EngineFailed
+from coordinator.core.instance import Instance
+from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.request import Request
+from coordinator.engines.context import EngineContext
+from coordinator.engines.headers import engine_headers
+from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.token_prompts import TokenRequest
+from coordinator.engines.xllm import info, settings
+from coordinator.engines.xllm.answer import PushedAnswer
+from coordinator.engines.xllm.boxes import Boxes
+from coordinator.engines.xllm.calls import EngineCalls
+from coordinator.engines.xllm.fleet import Fleet
+from coordinator.engines.xllm.inbound import Inbound
+from coordinator.engines.xllm.linking import Linker
+from coordinator.engines.xllm.mailbox import Mailbox
+from coordinator.engines.xllm.models import Models
+from coordinator.engines.xllm.preparing import Way, completion_body, read_request
+from coordinator.transport.errors import TransportError
+from coordinator.transport.scope import Scope
+
+HEALTH_PATH = "/health"
+
+
+class XllmEngine:
+    """Engine protocol `xllm`: implements core.ports.EngineProtocol."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._log = context.log
+        self._settings = settings.settings_of(context.settings or settings.read_settings({}))
+        self._boxes = Boxes(context.log, on_late=context.metrics.late_frames.labels().inc)
+        self._calls = EngineCalls(context.client, self._settings.call_timeout_s)
+        self._linker = Linker(self._calls, context.log)
+        self._fleet = Fleet(self._linker, self._boxes.lose, context.log)
+        self._inbound = Inbound(self._settings, self._fleet, self._boxes.deliver, context.log)
+        self._linker.ready = self._inbound.open
+        self._models = Models(context.client)
+
+    # --- instances
+
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate the keys of this engine's instances."""
+        return info.options(given)
+
+    @staticmethod
+    def settings(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate the section `engines.xllm`."""
+        return settings.read_settings(given)
+
+    def attach(self, instance: Instance, watcher: Watcher) -> None:
+        """Link an instance with those that it needs; it can be used once that is done."""
+        self._context.tokenizers.expect(instance)
+        self._inbound.want()
+        self._fleet.attach(instance, watcher)
+
+    async def detach(self, instance: Instance) -> None:
+        """Undo its links and close idle connections."""
+        self._models.forget(instance)
+        await self._fleet.detach(instance)
+        self._client.close_address(instance.address)
+
+    async def probe(self, instance: Instance) -> str | None:
+        """Ask for health, and now and then for the model's name."""
+        path = self._context.health_path or HEALTH_PATH
+        try:
+            await self._calls.health(instance, path, self._context.health_timeout_s)
+        except EngineFailed as error:
+            if error.connecting:
+                self._fleet.unreached(instance)
+            raise
+        self._fleet.reached(instance)
+        return await self._models.of(instance, self._context.health_timeout_s)
+
+    # --- requests
+
+    async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
+        """Run one attempt: dispatch to prefill, results from both as they are pushed.
+
+        Raises:
+            RequestError: see core.errors; EngineFailed names the guilty side.
+
+        Cancelled or failed, the request is not known here any more: the answer to the next result says so, which ends
+        it at the instance. There is no other way (protocol page §5.5).
+        """
+        if placement.decode is placement.prefill:
+            return await self._serve_alone(request, placement, out)
+        asked = await read_request(request, self._context.tokenizers.of(placement.prefill))
+        wire_id = self._context.ids.next()
+        box = self._box(request, asked, placement, out)
+        with self._boxes.registered(wire_id, box):
+            placement.prefill_sent(wire_id)
+            await self._start(request, asked, placement, wire_id, box)
+            return await box.done
+
+    def _box(self, request: Request, asked: TokenRequest, placement: Placement, out: Out) -> Mailbox:
+        model = request.ask.model or self._models.known(placement.prefill) or ""
+        writer = writer_of(request, asked.generation, model, int(time.time()))
+        made = PushedAnswer(asked, writer, out)
+        return Mailbox(made, placement, out, stream=asked.generation.stream, hold_s=self._settings.order_wait_s)
+
+    async def _start(
+        self, request: Request, asked: TokenRequest, placement: Placement, wire_id: str, box: Mailbox
+    ) -> None:
+        """Give the request to prefill; its reply decides nothing any more once the answer is complete or failed."""
+        way = Way(
+            wire_id,
+            placement.prefill.address.netloc,
+            placement.decode.address.netloc,
+            self._service_address(),
+            self._models.known(placement.prefill) or request.ask.model or "",
+        )
+        body = completion_body(asked, way)
+        try:
+            async with Scope() as scope:
+                box.on_settled = lambda: scope.interrupt(_Settled())
+                await self._calls.start(placement.prefill, body, request.deadlines.finished_s)
+        except _Settled:
+            return
+        except EngineFailed as error:
+            if error.reason != "timeout" or not box.begun:
+                raise
+        finally:
+            box.on_settled = None
+
+    def _service_address(self) -> str:
+        return self._inbound.address
+
+    async def _serve_alone(self, request: Request, placement: Placement, out: Out) -> Outcome:
+        """An instance that does both speaks plain OpenAI."""
+        wire_id = self._context.ids.next()
+        placement.prefill_sent(wire_id)
+        headers = engine_headers(request, wire_id)
+        return await relay_plain(self._client, request, headers, placement.prefill, placement, out)
+
+    async def call(self, request: Request, instance: Instance) -> Answer:
+        """Pass a call that is no inference through."""
+        headers = engine_headers(request, self._context.ids.next())
+        try:
+            reply = await self._client.fetch(
+                instance.address,
+                b"POST",
+                request.target,
+                headers,
+                request.body,
+                deadline_s=request.deadlines.finished_s,
+            )
+        except TransportError as error:
+            raise failed(instance, error) from error
+        if reply.status >= 400:
+            raise refusal(instance, reply.status, reply.headers, reply.body)
+        return Answer(reply.status, reply.header(b"content-type") or b"application/json", reply.body)
+
+    async def aclose(self) -> None:
+        """Stop linking, and close the server: instances get no more answers, which ends what they still push."""
+        await self._linker.aclose()
+        await self._inbound.aclose()
+
+
+class _Settled(Exception):
+    """The mailbox has its result: prefill's reply decides nothing any more."""
