@@ -25,6 +25,7 @@ from instances.xllm.outbox import Outbox
 from instances.xllm.plain import Plain
 from instances.xllm.prefill import Prefill
 from instances.xllm.presence import Presence
+from instances.xllm.registration import Registration
 from instances.xllm.services import Services
 from instances.xllm.serving import Connections
 from instances.xllm.settings import MENU, Settings
@@ -68,7 +69,7 @@ class XllmEngine:
         self.plain = Plain(self)
         self.intake = Intake(self)
         self.services = Services(self)
-        self.presence = Presence(self)
+        self.presence = (Registration if self.settings.etcd else Presence)(self)
         self.connections = Connections(instance.tasks, Calls(self).serve)
         self._http = Http(self)
 
@@ -159,11 +160,13 @@ class XllmEngine:
         }  # fmt: skip
 
     def act(self, name: str, value: str) -> None:
-        """service (`ip:port`), sleep, wake, abort (the reason)."""
+        """service (`ip:port`, without etcd), lose_key (with etcd), sleep, wake, abort (the reason)."""
         if name == "service" and not self.settings.etcd:
             self.presence.master = value
         elif name in ("sleep", "wake") and not value:
             self.intake.asleep = name == "sleep"
+        elif name == "lose_key" and isinstance(self.presence, Registration):
+            self.instance.tasks.spawn(self.presence.lose_key(), f"{self.instance.name} loses its key")
         elif name == "abort":
             self.abort(value or "on request")
         else:
