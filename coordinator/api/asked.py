@@ -108,7 +108,7 @@ class Asked:
             except _BROKEN:
                 continue
             several: list[Any] = found if kind in (list[str], list[list[int]]) else [found]
-            if not found and kind is not str:
+            if (not found or [] in several) and kind is not str:
                 raise BadRequest(f"`{self._inside}{name}` is empty")
             return [one if isinstance(one, str) else self._checked(name, one) for one in several]
         raise self.wrong(name, wanted)
