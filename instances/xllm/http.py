@@ -88,8 +88,8 @@ class Http:
             return error(failed.status, failed.code, str(failed))
         if request.content_type == _PROTO:
             return web.Response(body=reply.SerializeToString(), content_type=_PROTO)
-        text = MessageToJson(reply, preserving_proto_field_name=True, indent=None)
-        return web.Response(text=text, content_type=_JSON)
+        body = MessageToJson(reply, preserving_proto_field_name=True, indent=None).encode()
+        return web.Response(body=body, content_type=_JSON)
 
     async def _rest(self, request: web.Request) -> web.StreamResponse:
         """`/v1/*`: DEFAULT answers; of the others the answer goes to the service, only errors come back."""
