@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from .errors import EngineFailed, RequestError
-from .instance import Instance
+from .instance import Instance, Role
 from .request import Ask, Request
 from .view import ClusterView
 
@@ -117,6 +117,17 @@ class Placement(Stages, Protocol):
         """Decode serves the request alone: prefill's share of the load ends, and its stage is not timed.
 
         Nothing is pinned, and `prefilled` does nothing from here on.
+        """
+        ...
+
+    def candidates(self, role: Role) -> Sequence[tuple[Instance, int]]:
+        """Who could have a role in this attempt, its holder included, with the requests on each; best first."""
+        ...
+
+    def hand_to(self, instance: Instance) -> bool:
+        """Give the load of a role (the instance's own) to one of its candidates.
+
+        False, and nothing has changed: that load is given back already, or the instance has left.
         """
         ...
 

@@ -193,6 +193,7 @@ class Dispatcher:
         finally:
             flight.lease = None
             flight.record.wire_ids.extend(lease.wire_ids)
+            flight.record.prefill, flight.record.decode = lease.prefill.id, lease.decode.id  # an engine may choose
             if first:
                 self._metrics.stages.queue.observe(lease.placed_s - flight.request.arrived_s)
             self._time(lease)

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from coordinator.core.errors import EngineFailed
-from coordinator.core.instance import Instance
+from coordinator.core.instance import Instance, Role
 
 from .load import Load, Share
 
@@ -19,6 +19,14 @@ class Keeper(Protocol):
 
     def ended(self, lease: "Lease") -> None:
         """The lease holds nothing any more."""
+        ...
+
+    def alike(self, lease: "Lease", role: Role) -> list[tuple[Instance, int]]:
+        """Who in the view could have a role in this lease, with the requests on each; best first."""
+        ...
+
+    def share_like(self, share: Share, instance: Instance) -> Share | None:
+        """The same part of the load on another instance; None: it is not in the view, or the part was given back."""
         ...
 
 
@@ -94,6 +102,30 @@ class Lease:
         self._skipped = True
         if share.give_back():
             self._keeper.settle(share.load)
+
+    def candidates(self, role: Role) -> list[tuple[Instance, int]]:
+        """See `core.ports.Placement`."""
+        return self._keeper.alike(self, role)
+
+    def hand_to(self, instance: Instance) -> bool:
+        """See `core.ports.Placement`."""
+        is_prefill = instance.role is Role.PREFILL
+        old = self._prefill_share if is_prefill else self._decode_share
+        if old is None or self.ended_s is not None or instance.role is Role.HYBRID:
+            return False
+        if instance.key == old.load.instance.key:
+            return True
+        share = self._keeper.share_like(old, instance)
+        if share is None:
+            return False
+        if not is_prefill:
+            self.move(share)
+            return True
+        self._prefill_share = share
+        self.prefill = share.load.instance
+        old.give_back()
+        self._keeper.settle(old.load)
+        return True
 
     def another_decode(self, failure: EngineFailed) -> bool:
         """See `core.ports.Placement`."""

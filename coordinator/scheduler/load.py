@@ -73,6 +73,10 @@ class Share:
         load.tokens += tokens
         load.lengths[tokens] = load.lengths.get(tokens, 0) + 1
 
+    def same_on(self, load: Load) -> "Share | None":
+        """The same request's part on another instance, beside this one; None: this one was given back."""
+        return Share(load, self._tokens, self._blocks) if self._held else None
+
     def give_back(self) -> bool:
         """Take the request's numbers off the load. Returns whether they were on it: the second call does nothing."""
         if not self._held:

@@ -1,6 +1,6 @@
 """From views of the cluster to pools; keeps loads over changes of view."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from coordinator.core.instance import Address, Instance, Role
@@ -30,6 +30,10 @@ class Roster:
     def stamp(self) -> int:
         """The number of the next pick."""
         return next(self._stamps)
+
+    def seats(self) -> Iterable[Seat]:
+        """Everybody in the view."""
+        return self._seats.values()
 
     def pools(self, model: str | None) -> tuple[Pool, ...]:
         """The pools that accept a request's model; all of them if it names none."""

@@ -11,7 +11,7 @@ from coordinator.policies import LoadView, Policies
 
 from .lease import Lease
 from .load import Load, Share
-from .pool import Fallback
+from .pool import Fallback, linked
 from .ranking import Seat
 from .roster import Roster
 from .search import Found, Search
@@ -204,6 +204,32 @@ class Scheduler:
         return tokens if accounting.order == "shortest" else -tokens
 
     # --- the leases' side
+
+    def alike(self, lease: Lease, role: Role) -> list[tuple[Instance, int]]:
+        """See `lease.Keeper`."""
+        placed, other = (lease.prefill, lease.decode) if role is Role.PREFILL else (lease.decode, lease.prefill)
+        if placed.role is not role:
+            return []
+        seats = [
+            seat
+            for seat in self._roster.seats()
+            if (seat.instance.role, seat.instance.engine, seat.instance.group) == (role, placed.engine, placed.group)
+            and seat.instance.model in (placed.model, None)
+            and (linked(seat.instance, other) if role is Role.PREFILL else linked(other, seat.instance))
+        ]
+        return [(seat.instance, seat.load.requests) for seat in sorted(seats, key=lambda seat: seat.rank)]
+
+    def share_like(self, share: Share, instance: Instance) -> Share | None:
+        """See `lease.Keeper`."""
+        load = self._roster.loads.get(instance.key)
+        if load is None or load.seat is None:
+            return None
+        made = share.same_on(load)
+        if made is not None:
+            self._picked(load.seat)
+            if self._shared is not None:
+                self._shared.publish(load)
+        return made
 
     def settle(self, load: Load) -> None:
         """See `lease.Keeper`."""

@@ -6,6 +6,7 @@ import pytest
 from scheduler_world import fleet, instance, numbers, pair, request, scheduler, see
 
 from coordinator.core.errors import EngineFailed, Side
+from coordinator.core.instance import Role
 
 STEPS = {
     "skipped": lambda lease: lease.skip_prefill(),
@@ -331,3 +332,76 @@ def test_nobody_moves_a_lease_that_nobody_accounts_for():
     lease.end()
     assert not lease.another_decode(failure)
     assert asked == [failure]
+
+
+# --- an engine that chooses by itself
+
+
+def test_candidates_are_those_that_could_have_been_placed_best_first():
+    members = [
+        *fleet(3, 2),
+        instance("p9", engine="vllm"),
+        instance("p8", group="other"),
+        instance("p7", model="another"),
+        instance("h0"),
+    ]
+    made = scheduler(*members, policy="load_balance")
+    lease = made.try_place(request(tokens=300))
+    assert pair(lease) == ("p0", "d0")
+    prefills = lease.candidates(Role.PREFILL)
+    assert [(one.id, requests) for one, requests in prefills] == [("p1", 0), ("p2", 0), ("p0", 1)]
+    assert [one.id for one, _ in lease.candidates(Role.DECODE)] == ["d1", "d0"]
+    assert lease.candidates(Role.HYBRID) == []
+
+
+def test_candidates_are_linked_with_the_other_half():
+    made = scheduler(*fleet(1, 1), instance("p1", peers=frozenset({"d9"})), instance("d2", peers=frozenset({"p0"})))
+    lease = made.try_place(request())
+    assert pair(lease) == ("p0", "d0")
+    assert [one.id for one, _ in lease.candidates(Role.PREFILL)] == ["p0"]
+    assert {one.id for one, _ in lease.candidates(Role.DECODE)} == {"d0", "d2"}
+
+
+def test_the_load_of_a_role_goes_to_another():
+    made, lease = placed(*fleet(2, 2))
+    prefill, decode = (
+        next(one for one, _ in lease.candidates(role) if one not in (lease.prefill, lease.decode))
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    assert lease.hand_to(prefill)
+    assert lease.hand_to(decode)
+    assert pair(lease) == (prefill.id, decode.id)
+    assert numbers(made) == {prefill.id: (1, 3, 0), decode.id: (1, 3, 0)}
+    assert lease.hand_to(prefill), "to its holder: nothing changes"
+    lease.prefilled(1.0)
+    assert numbers(made) == {prefill.id: (0, 0, 1), decode.id: (1, 3, 0)}
+    lease.end()
+    assert numbers(made) == {}
+
+
+def test_a_load_that_is_given_back_goes_nowhere():
+    made, lease = placed(*fleet(2, 1))
+    other = next(one for one, _ in lease.candidates(Role.PREFILL) if one is not lease.prefill)
+    lease.prefilled(1.0, pinned=False)
+    assert not lease.hand_to(other)
+    assert not lease.hand_to(instance("h0"))
+    lease.end()
+    assert not lease.hand_to(lease.decode)
+    assert numbers(made) == {}
+
+
+def test_no_load_goes_to_who_has_left():
+    made, lease = placed(*fleet(2, 1))
+    other = next(one for one, _ in lease.candidates(Role.PREFILL) if one is not lease.prefill)
+    see(made, *fleet(1, 1))
+    assert not lease.hand_to(other)
+    assert pair(lease) == ("p0", "d0")
+    lease.end()
+
+
+def test_who_was_chosen_is_the_last_to_be_chosen_next():
+    made = scheduler(*fleet(3, 1))
+    lease = made.try_place(request())
+    assert lease.hand_to(instance("p1"))
+    lease.end()
+    assert [pair(made.try_place(request()))[0] for _ in range(3)] == ["p2", "p0", "p1"]
