@@ -4,8 +4,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from coordinator.core.instance import Address
 
@@ -153,7 +152,7 @@ class HttpClient:
         if connection is None:
             connection = await self._connect(address)
         elif retry_stale:
-            sink = SecondChance(stream, call, sink, self._spawn, lambda: self._connect(address))
+            sink = SecondChance(stream, call, sink, address, self._retry)
         stream.run(connection, call, sink)
         return stream
 
@@ -202,8 +201,15 @@ class HttpClient:
         if self._closed:
             raise TransportError("closed", "the client was closed", unsent=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _retry(self, address: Address, stream: Stream, call: Call, sink: ReplySink) -> asyncio.Task[None]:
+        work = self._run_anew(address, stream, call, sink)
         task = asyncio.get_running_loop().create_task(work, name="transport-retry")
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
         return task
+
+    async def _run_anew(self, address: Address, stream: Stream, call: Call, sink: ReplySink) -> None:
+        try:
+            stream.run(await self._connect(address), call, sink)
+        except TransportError as error:
+            sink.lost(error)

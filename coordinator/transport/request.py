@@ -1,5 +1,6 @@
 """A request as bytes (RFC 9112 §3)."""
 
+import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote
@@ -7,6 +8,8 @@ from urllib.parse import quote
 SAFE_TARGET = "".join(map(chr, range(0x21, 0x7F)))
 WITH_LENGTH = frozenset({b"POST", b"PUT", b"PATCH"})
 SMALL_BODY_BYTES = 65536
+REMEMBERED_CHARS = 256
+BREAKS_FRAMING = "a request line or header holds a character that would break the framing"
 
 
 class Call(NamedTuple):
@@ -40,16 +43,28 @@ def encode_call(
     Raises:
         ValueError: a CR, LF or NUL in any part, or a space in the target: it would be read as something else.
     """
-    if not target.isascii():
-        target = quote(target, safe=SAFE_TARGET)
-    lines = [b"%b %b HTTP/1.1\r\nhost: %b" % (method, target.encode("ascii"), host)]
-    lines += [b"%b: %b" % header for header in headers]
+    start = (_known_start if len(target) < REMEMBERED_CHARS else _start)(method, target, host)
+    lines = [b"%b: %b" % header for header in headers]
     if body or method in WITH_LENGTH:
         lines.append(b"content-length: %d" % len(body))
-    breaks = len(lines)  # one inside the first item, one between each two
-    head = b"\r\n".join(lines)
-    if head.count(b"\r") != breaks or head.count(b"\n") != breaks or b"\0" in head or " " in target:
-        raise ValueError("a request line or header holds a character that would break the framing")
+    lines += b"", b""
+    breaks = len(lines) - 1
+    block = b"\r\n".join(lines)
+    if block.count(b"\r") != breaks or block.count(b"\n") != breaks or b"\0" in block:
+        raise ValueError(BREAKS_FRAMING)
     if len(body) < SMALL_BODY_BYTES:
-        return b"%b\r\n\r\n%b" % (head, body), b""
-    return head + b"\r\n\r\n", body
+        return start + block + body, b""
+    return start + block, body
+
+
+def _start(method: bytes, target: str, host: bytes) -> bytes:
+    """The request line and the `Host` header."""
+    if not target.isascii():
+        target = quote(target, safe=SAFE_TARGET)
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target.encode("ascii"), host)
+    if start.count(b"\r") != 2 or start.count(b"\n") != 2 or b"\0" in start or " " in target:
+        raise ValueError(BREAKS_FRAMING)
+    return start
+
+
+_known_start = functools.lru_cache(1024)(_start)
