@@ -133,7 +133,7 @@ class Site:
         self._clients = [self._greet() for _ in range(width)]
 
     def _connect(self, instance: Instance, reply: bytes) -> None:
-        pool = self.client._pool
+        pool = self.client._pool  # noqa: SLF001  # nothing else opens a connection without a network
         connection = Connection(instance.address, pool)
         react = self._loop.call_soon
         connection.connection_made(_Socket(lambda _: react(connection.data_received, reply)))  # type: ignore[arg-type]

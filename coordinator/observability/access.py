@@ -147,7 +147,7 @@ def _text(r: RequestRecord) -> str:
     recomputes = f" recomputes={r.recomputes}" if r.recomputes else ""
     return (
         f"id={quoted(r.id)} api={_name(r.api)} path={_name(path)}{model} stream={'yes' if r.stream else 'no'}"
-        f" status={r.status} outcome={r.outcome}{where} attempts={r.attempts}{recomputes} events={r.events}"
+        f" status={r.status} outcome={r.outcome!s}{where} attempts={r.attempts}{recomputes} events={r.events}"
         f" bytes={r.bytes_out} prompt_bytes={r.prompt_bytes}{queue}{ttft} duration_ms={r.duration_s * 1000:.1f}"
         f"{'' if r.error_code is None else _error_text(r)}"
     )

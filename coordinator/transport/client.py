@@ -4,7 +4,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from coordinator.core.instance import Address
 
@@ -13,7 +13,7 @@ from .connection import Connection
 from .errors import TransportError
 from .pool import Pool
 from .reply import Reply, ReplySink
-from .request import Call, encode_call
+from .request import Call, GivenHeaders, encode_call
 from .resolve import Resolver
 from .stream import SecondChance, Stream
 from .unary import FutureReply
@@ -79,7 +79,7 @@ class HttpClient:
         address: Address,
         method: bytes,
         target: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: GivenHeaders,
         body: bytes = b"",
         *,
         deadline_s: float,
@@ -109,7 +109,7 @@ class HttpClient:
             TransportError: there is no whole reply.
             ValueError: the request cannot be written down (see `encode_call`).
         """
-        head, rest = encode_call(method, target, address.netloc.encode(), headers, body)
+        head, rest = encode_call(method, target, address, headers, body)
         call = Call(head, rest, method == b"HEAD", keep, MAX_HEAD_BYTES)
         limits = (max_reply_bytes, max_error_bytes)
         if deadline_s <= self._clock():
@@ -129,7 +129,7 @@ class HttpClient:
         address: Address,
         method: bytes,
         target: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: GivenHeaders,
         body: bytes = b"",
         *,
         sink: ReplySink,
@@ -145,7 +145,7 @@ class HttpClient:
             TransportError: there is no connection; the sink was not called.
             ValueError: as `fetch`.
         """
-        head, rest = encode_call(method, target, address.netloc.encode(), headers, body)
+        head, rest = encode_call(method, target, address, headers, body)
         call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes)
         stream = Stream()
         connection = self._pool.take(address)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote
 
+from coordinator.core.instance import Address
+
 SAFE_TARGET = "".join(map(chr, range(0x21, 0x7F)))
 WITH_LENGTH = frozenset({b"POST", b"PUT", b"PATCH"})
 SMALL_BODY_BYTES = 65536
@@ -28,40 +30,55 @@ class Call(NamedTuple):
     max_head_bytes: int = 65536
 
 
+class HeaderBlock:
+    """Headers that are written down once, for several requests.
+
+    Raises:
+        ValueError: a CR, LF or NUL in a name or value.
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        pairs = [b"%b: %b\r\n" % header for header in headers]
+        self.lines = lines = b"".join(pairs)
+        if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
+            raise ValueError(BREAKS_FRAMING)
+
+
+GivenHeaders = Iterable[tuple[bytes, bytes]] | HeaderBlock
+
+
 def encode_call(
-    method: bytes, target: str, host: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    method: bytes, target: str, address: Address, headers: GivenHeaders, body: bytes
 ) -> tuple[bytes, bytes]:
     """Serialise a request into the two pieces to write; the second is empty where the body is small enough to join.
 
     Args:
         method: as on the wire, in capitals.
         target: path and query; characters outside ASCII are sent percent-encoded.
-        host: value of the `Host` header.
+        address: where to, for the `Host` header.
         headers: without `host`, framing and hop-by-hop headers.
         body: `content-length` is set for it, and for any POST, PUT and PATCH.
 
     Raises:
         ValueError: a CR, LF or NUL in any part, or a space in the target: it would be read as something else.
     """
-    start = (_known_start if len(target) < REMEMBERED_CHARS else _start)(method, target, host)
-    lines = [b"%b: %b" % header for header in headers]
-    if body or method in WITH_LENGTH:
-        lines.append(b"content-length: %d" % len(body))
-    lines += b"", b""
-    breaks = len(lines) - 1
-    block = b"\r\n".join(lines)
-    if block.count(b"\r") != breaks or block.count(b"\n") != breaks or b"\0" in block:
-        raise ValueError(BREAKS_FRAMING)
-    if len(body) < SMALL_BODY_BYTES:
-        return start + block + body, b""
-    return start + block, body
+    start = (_known_start if len(target) < REMEMBERED_CHARS else _start)(method, target, address)
+    block = headers if isinstance(headers, HeaderBlock) else HeaderBlock(headers)
+    size = len(body)
+    if not size and method not in WITH_LENGTH:
+        return b"%b%b\r\n" % (start, block.lines), b""
+    if size < SMALL_BODY_BYTES:
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (start, block.lines, size, body), b""
+    return b"%b%bcontent-length: %d\r\n\r\n" % (start, block.lines, size), body
 
 
-def _start(method: bytes, target: str, host: bytes) -> bytes:
+def _start(method: bytes, target: str, address: Address) -> bytes:
     """The request line and the `Host` header."""
     if not target.isascii():
         target = quote(target, safe=SAFE_TARGET)
-    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target.encode("ascii"), host)
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target.encode("ascii"), address.netloc.encode())
     if start.count(b"\r") != 2 or start.count(b"\n") != 2 or b"\0" in start or " " in target:
         raise ValueError(BREAKS_FRAMING)
     return start
