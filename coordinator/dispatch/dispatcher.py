@@ -20,6 +20,7 @@ from coordinator.core.errors import (
 from coordinator.core.ports import Answer, Completed, EngineProtocol, Members, Outcome, Resume
 from coordinator.core.request import Request
 from coordinator.dispatch.flight import Flight, Watch
+from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics
 from coordinator.relay import Relay
@@ -67,7 +68,7 @@ class Dispatcher:
         self._clock = clock
         self._scopes: set[Scope] = set()
         self._idle = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._run_on: tuple[asyncio.AbstractEventLoop, Waits] | None = None
         self.draining = False
         self.elsewhere: Callable[[], int] | None = None
         self.on_live: Callable[[int], None] | None = None
@@ -90,18 +91,25 @@ class Dispatcher:
         taken = len(self._scopes) + (self.elsewhere() if self.elsewhere is not None else 0)
         if taken >= self._limits.max_requests:
             raise TooManyRequests("too many requests are being served")
-        loop = self._loop = self._loop or asyncio.get_running_loop()
+        loop, waits = self._running()
         scope = Scope(loop)
         self._enter(scope)
         try:
             async with scope:
                 relay.on_cut = scope.interrupt
                 flight = Flight(request, relay, record)
-                with Watch(flight, scope.interrupt, self._clock, loop):
+                with Watch(flight, scope.interrupt, self._clock, waits):
                     await self._attempts(flight)
         finally:
             relay.on_cut = None
             self._leave(scope)
+
+    def _running(self) -> tuple[asyncio.AbstractEventLoop, Waits]:
+        """The event loop and its waits; asking for the loop costs a system call, so it is asked for once."""
+        if self._run_on is None:
+            loop = asyncio.get_running_loop()
+            self._run_on = (loop, Waits(loop, self._clock))
+        return self._run_on
 
     def _enter(self, scope: Scope) -> None:
         self._scopes.add(scope)

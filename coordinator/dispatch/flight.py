@@ -8,11 +8,10 @@ from typing import Self
 
 from coordinator.core.errors import DeadlineExceeded, RequestError
 from coordinator.core.request import Request
+from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
 from coordinator.relay import Relay
 from coordinator.scheduler import Lease
-
-SHORTEST_WAIT_S = 0.002  # timers of the event loop count in milliseconds
 
 
 class Flight:
@@ -54,23 +53,20 @@ class Flight:
 class Watch:
     """Ends a flight that runs into a deadline.
 
-    One timer per request, set anew only when it fires: a token costs nothing here.
+    It waits for one thing at a time, and looks again only when that is over: a token costs nothing here.
     """
 
-    __slots__ = ("_clock", "_flight", "_handle", "_interrupt", "_loop")
+    __slots__ = ("_clock", "_flight", "_interrupt", "_waits", "due_s", "timer")
 
     def __init__(
-        self,
-        flight: Flight,
-        interrupt: Callable[[RequestError], None],
-        clock: Callable[[], float],
-        loop: asyncio.AbstractEventLoop | None = None,
+        self, flight: Flight, interrupt: Callable[[RequestError], None], clock: Callable[[], float], waits: Waits
     ) -> None:
         self._flight = flight
         self._interrupt = interrupt
         self._clock = clock
-        self._loop = loop or asyncio.get_running_loop()
-        self._handle: asyncio.TimerHandle | None = None
+        self._waits = waits
+        self.due_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         self._arm()
@@ -79,24 +75,24 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        self._waits.stop(self)
 
     def _arm(self) -> None:
         """Wait for the next deadline, or for as long as a silence may last if one could begin meanwhile."""
         now_s = self._clock()
-        wait_s = min(self._flight.expiry()[0] - now_s, self._flight.request.deadlines.inter_token_s)
-        first_s = self._flight.request.deadlines.first_token_s - now_s
+        deadlines = self._flight.request.deadlines
+        wait_s = min(self._flight.expiry()[0] - now_s, deadlines.inter_token_s)
+        first_s = deadlines.first_token_s - now_s
         if 0 < first_s < wait_s:
             wait_s = first_s
-        if math.isfinite(wait_s):
-            self._handle = self._loop.call_later(max(SHORTEST_WAIT_S, wait_s), self._fire)
+        if wait_s < math.inf:
+            self._waits.start(self, now_s, wait_s)
 
-    def _fire(self) -> None:
+    def fire(self) -> None:
+        """See `Waiter`."""
+        self.timer = None
         expiry_s, stage = self._flight.expiry()
         if expiry_s <= self._clock():
-            self._handle = None
             self._interrupt(DeadlineExceeded(stage))
         else:
             self._arm()

@@ -12,6 +12,7 @@ from coordinator.core.request import Headers, Request
 from coordinator.engines.whole_answer import MAX_BYTES, WholeAnswer, error_in
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
+from coordinator.transport.request import GivenHeaders
 from coordinator.transport.stream import Stream
 from coordinator.wire.events import MAY_BE_ERROR, ErrorEvent, find_error, is_whole
 from coordinator.wire.refusal import message_of
@@ -52,7 +53,7 @@ def _retry_after_s(headers: Headers) -> int | None:
 
 
 async def relay_plain(
-    client: HttpClient, request: Request, headers: Headers, instance: Instance, stages: Stages, out: Out
+    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
 ) -> Completed:
     """Send the client's own request to one instance and its answer back as it comes, byte for byte.
 
@@ -70,7 +71,7 @@ async def relay_plain(
 
 
 async def _relay_whole(
-    client: HttpClient, request: Request, headers: Headers, instance: Instance, stages: Stages, out: Out
+    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
 ) -> None:
     reply = await client.fetch(
         instance.address, b"POST", request.target, headers, request.body, deadline_s=request.deadlines.finished_s
@@ -105,7 +106,7 @@ def reported(instance: Instance, error: ErrorEvent) -> RequestError:
 
 
 async def _relay_stream(
-    client: HttpClient, request: Request, headers: Headers, instance: Instance, stages: Stages, out: Out
+    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
 ) -> None:
     await run_stream(client, request, headers, StreamLeg(instance, stages, out, untyped=request.api == UNTYPED))
 
@@ -113,7 +114,7 @@ async def _relay_stream(
 async def run_stream(
     client: HttpClient,
     request: Request,
-    headers: Headers,
+    headers: GivenHeaders,
     leg: "StreamLeg",
     part: Callable[[Stream], None] = Stream.close,
 ) -> None:

@@ -3,6 +3,7 @@
 A record has no place for a prompt, an output or a header: what is not in it cannot be logged.
 """
 
+import functools
 import logging
 import re
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from coordinator.core.errors import DeadlineExceeded, EngineFailed, Outcome, RequestError
 
 from .formats import json_line
-from .lines import Stamper, cut_line, printable, quoted
+from .lines import VALUE_LIMIT, Stamper, cut_line, printable, quoted
 from .writer import LineWriter
 
 WIRE_IDS_LIMIT = 400
@@ -24,6 +25,7 @@ _OWN_WORDS = frozenset(
     )
 )  # fmt: skip
 _status = re.compile(r"status \d{3}").match
+_known = functools.lru_cache(4096)(quoted)
 
 
 @dataclass(slots=True)
@@ -131,16 +133,21 @@ class AccessLog:
             self._writer.write(cut_line(f"{stamp} INFO {self._name} request {_text(record)}"))
 
 
+def _name(text: str) -> str:
+    """`quoted`, for what many requests have in common."""
+    return _known(text) if len(text) <= VALUE_LIMIT else quoted(text)
+
+
 def _text(r: RequestRecord) -> str:
     path = r.path.partition("?")[0]
-    model = "" if r.model is None else f" model={quoted(r.model)}"
+    model = "" if r.model is None else f" model={_name(r.model)}"
     where = "" if r.prefill is None else _where_text(r, r.prefill)
     queue = "" if r.queue_s is None else f" queue_ms={r.queue_s * 1000:.1f}"
     ttft = "" if r.ttft_s is None else f" ttft_ms={r.ttft_s * 1000:.1f}"
     recomputes = f" recomputes={r.recomputes}" if r.recomputes else ""
     return (
-        f"id={quoted(r.id)} api={quoted(r.api)} path={quoted(path)}{model} stream={'yes' if r.stream else 'no'}"
-        f" status={r.status} outcome={r.outcome}{where} attempts={r.attempts}{recomputes} events={r.events}"
+        f"id={quoted(r.id)} api={_name(r.api)} path={_name(path)}{model} stream={'yes' if r.stream else 'no'}"
+        f" status={r.status} outcome={r.outcome!s}{where} attempts={r.attempts}{recomputes} events={r.events}"
         f" bytes={r.bytes_out} prompt_bytes={r.prompt_bytes}{queue}{ttft} duration_ms={r.duration_s * 1000:.1f}"
         f"{'' if r.error_code is None else _error_text(r)}"
     )
@@ -148,7 +155,7 @@ def _text(r: RequestRecord) -> str:
 
 def _where_text(r: RequestRecord, prefill: str) -> str:
     wire = quoted(",".join(r.wire_ids), WIRE_IDS_LIMIT)
-    return f" prefill={quoted(prefill)} decode={quoted(r.decode or '')} wire={wire}"
+    return f" prefill={_name(prefill)} decode={_name(r.decode or '')} wire={wire}"
 
 
 def _error_text(r: RequestRecord) -> str:

@@ -97,15 +97,19 @@ class Seat:
         """Take the rank that belongs to the load as it is. Returns whether the instance was full and is no more."""
         policy, load, was, was_full = self.pricing.policy, self.load, self.rank, self.full
         cost = 0.0 if policy.per_request else self.pricing.cost(load, self.instance, NO_DEMAND)
-        self.full = policy.accounting.full(load, self.instance.capacity)
-        if cost == was[1] and load.picked == was[2] and self.full == was_full:
+        full = policy.accounting.full(load, self.instance.capacity)
+        if cost == was[1] and load.picked == was[2] and full == was_full:
             return False
-        self.rank = (self.tier, cost, load.picked, self)
+        self.full = full
+        self.rank = rank = (self.tier, cost, load.picked, self)
         for home in self.homes:
-            if not was_full:
-                home.withdraw(was)
-            if not self.full:
-                home.offer(self.rank)
+            if full or was_full:
+                if not was_full:
+                    home.withdraw(was)
+                if not full:
+                    home.offer(rank)
+            else:
+                home.exchange(was, rank)
             home.owner.reranked()
         return was_full and not self.full
 
@@ -147,6 +151,15 @@ class Ranking:
     def withdraw(self, rank: Rank) -> None:
         """Take a rank out; it must be there."""
         del self.offers[bisect_left(self.offers, rank)]
+
+    def exchange(self, old: Rank, new: Rank) -> None:
+        """Put a rank in the place of another."""
+        offers = self.offers
+        if len(offers) == 1:
+            offers[0] = new
+        else:
+            del offers[bisect_left(offers, old)]
+            insort(offers, new)
 
     def ordered(self, request: Request, pricing: Pricing) -> Iterable[Rank]:
         """Those that take requests, best for this request first."""

@@ -4,8 +4,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable
 
 from coordinator.core.instance import Address
 
@@ -14,7 +13,7 @@ from .connection import Connection
 from .errors import TransportError
 from .pool import Pool
 from .reply import Reply, ReplySink
-from .request import Call, encode_call
+from .request import Call, GivenHeaders, encode_call
 from .resolve import Resolver
 from .stream import SecondChance, Stream
 from .unary import FutureReply
@@ -80,7 +79,7 @@ class HttpClient:
         address: Address,
         method: bytes,
         target: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: GivenHeaders,
         body: bytes = b"",
         *,
         deadline_s: float,
@@ -110,7 +109,7 @@ class HttpClient:
             TransportError: there is no whole reply.
             ValueError: the request cannot be written down (see `encode_call`).
         """
-        head, rest = encode_call(method, target, address.netloc.encode(), headers, body)
+        head, rest = encode_call(method, target, address, headers, body)
         call = Call(head, rest, method == b"HEAD", keep, MAX_HEAD_BYTES)
         limits = (max_reply_bytes, max_error_bytes)
         if deadline_s <= self._clock():
@@ -130,7 +129,7 @@ class HttpClient:
         address: Address,
         method: bytes,
         target: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: GivenHeaders,
         body: bytes = b"",
         *,
         sink: ReplySink,
@@ -146,14 +145,14 @@ class HttpClient:
             TransportError: there is no connection; the sink was not called.
             ValueError: as `fetch`.
         """
-        head, rest = encode_call(method, target, address.netloc.encode(), headers, body)
+        head, rest = encode_call(method, target, address, headers, body)
         call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes)
         stream = Stream()
         connection = self._pool.take(address)
         if connection is None:
             connection = await self._connect(address)
         elif retry_stale:
-            sink = SecondChance(stream, call, sink, self._spawn, lambda: self._connect(address))
+            sink = SecondChance(stream, call, sink, address, self._retry)
         stream.run(connection, call, sink)
         return stream
 
@@ -202,8 +201,15 @@ class HttpClient:
         if self._closed:
             raise TransportError("closed", "the client was closed", unsent=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _retry(self, address: Address, stream: Stream, call: Call, sink: ReplySink) -> asyncio.Task[None]:
+        work = self._run_anew(address, stream, call, sink)
         task = asyncio.get_running_loop().create_task(work, name="transport-retry")
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
         return task
+
+    async def _run_anew(self, address: Address, stream: Stream, call: Call, sink: ReplySink) -> None:
+        try:
+            stream.run(await self._connect(address), call, sink)
+        except TransportError as error:
+            sink.lost(error)

@@ -76,7 +76,7 @@ async def open_link(  # noqa: PLR0913  # as HttpClient.fetch
             coding; the detail then has its status and the first 4 KiB of its body.
         ValueError: as `HttpClient.fetch`.
     """
-    request, _ = encode_call(b"GET", target, address.netloc.encode(), headers, b"")
+    request, _ = encode_call(b"GET", target, address, headers, b"")
     connector = Connector(connect_s=connect_s, ssl_context=ssl_context)
     protocol = await connector.open(address, lambda: LinkProtocol(address.netloc, reader, clock))
     try:

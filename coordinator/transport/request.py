@@ -1,12 +1,17 @@
 """A request as bytes (RFC 9112 §3)."""
 
+import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote
 
+from coordinator.core.instance import Address
+
 SAFE_TARGET = "".join(map(chr, range(0x21, 0x7F)))
 WITH_LENGTH = frozenset({b"POST", b"PUT", b"PATCH"})
 SMALL_BODY_BYTES = 65536
+REMEMBERED_CHARS = 256
+BREAKS_FRAMING = "a request line or header holds a character that would break the framing"
 
 
 class Call(NamedTuple):
@@ -25,31 +30,58 @@ class Call(NamedTuple):
     max_head_bytes: int = 65536
 
 
+class HeaderBlock:
+    """Headers that are written down once, for several requests.
+
+    Raises:
+        ValueError: a CR, LF or NUL in a name or value.
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        pairs = [b"%b: %b\r\n" % header for header in headers]
+        self.lines = lines = b"".join(pairs)
+        if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
+            raise ValueError(BREAKS_FRAMING)
+
+
+GivenHeaders = Iterable[tuple[bytes, bytes]] | HeaderBlock
+
+
 def encode_call(
-    method: bytes, target: str, host: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    method: bytes, target: str, address: Address, headers: GivenHeaders, body: bytes
 ) -> tuple[bytes, bytes]:
     """Serialise a request into the two pieces to write; the second is empty where the body is small enough to join.
 
     Args:
         method: as on the wire, in capitals.
         target: path and query; characters outside ASCII are sent percent-encoded.
-        host: value of the `Host` header.
+        address: where to, for the `Host` header.
         headers: without `host`, framing and hop-by-hop headers.
         body: `content-length` is set for it, and for any POST, PUT and PATCH.
 
     Raises:
         ValueError: a CR, LF or NUL in any part, or a space in the target: it would be read as something else.
     """
+    start = (_known_start if len(target) < REMEMBERED_CHARS else _start)(method, target, address)
+    block = headers if isinstance(headers, HeaderBlock) else HeaderBlock(headers)
+    size = len(body)
+    if not size and method not in WITH_LENGTH:
+        return b"%b%b\r\n" % (start, block.lines), b""
+    if size < SMALL_BODY_BYTES:
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (start, block.lines, size, body), b""
+    return b"%b%bcontent-length: %d\r\n\r\n" % (start, block.lines, size), body
+
+
+def _start(method: bytes, target: str, address: Address) -> bytes:
+    """The request line and the `Host` header."""
     if not target.isascii():
         target = quote(target, safe=SAFE_TARGET)
-    lines = [b"%b %b HTTP/1.1\r\nhost: %b" % (method, target.encode("ascii"), host)]
-    lines += [b"%b: %b" % header for header in headers]
-    if body or method in WITH_LENGTH:
-        lines.append(b"content-length: %d" % len(body))
-    breaks = len(lines)  # one inside the first item, one between each two
-    head = b"\r\n".join(lines)
-    if head.count(b"\r") != breaks or head.count(b"\n") != breaks or b"\0" in head or " " in target:
-        raise ValueError("a request line or header holds a character that would break the framing")
-    if len(body) < SMALL_BODY_BYTES:
-        return b"%b\r\n\r\n%b" % (head, body), b""
-    return head + b"\r\n\r\n", body
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target.encode("ascii"), address.netloc.encode())
+    if start.count(b"\r") != 2 or start.count(b"\n") != 2 or b"\0" in start or " " in target:
+        raise ValueError(BREAKS_FRAMING)
+    return start
+
+
+_known_start = functools.lru_cache(1024)(_start)

@@ -1,8 +1,9 @@
 """A reply that is passed on piece by piece: the caller's hold on it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+
+from coordinator.core.instance import Address
 
 from .connection import Connection
 from .errors import TransportError
@@ -76,25 +77,18 @@ class SecondChance:
         stream: the caller's hold.
         call: the request, to be written again.
         sink: the caller's sink; it takes over with the reply's head.
-        spawn: starts a task owned by the client.
-        connect: opens a new connection.
+        address: where to.
+        retry: starts a task, owned by the client, that writes the request on a new connection.
     """
 
-    __slots__ = ("_call", "_connect", "_sink", "_spawn", "_stream")
+    __slots__ = ("_address", "_call", "_retry", "_sink", "_stream")
 
-    def __init__(
-        self,
-        stream: Stream,
-        call: Call,
-        sink: ReplySink,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        connect: Callable[[], Coroutine[Any, Any, Connection]],
-    ) -> None:
+    def __init__(self, stream: Stream, call: Call, sink: ReplySink, address: Address, retry: "Retry") -> None:
         self._stream = stream
         self._call = call
         self._sink = sink
-        self._spawn = spawn
-        self._connect = connect
+        self._address = address
+        self._retry = retry
 
     def head(self, status: int, headers: Headers) -> None:
         """The connection was alive: leave."""
@@ -112,19 +106,16 @@ class SecondChance:
     def lost(self, error: TransportError) -> None:
         """Try again if the connection was closed before the reply began."""
         if error.unsent:
-            task = self._spawn(self._again())
+            task = self._retry(self._address, self._stream, self._call, self._sink)
             task.add_done_callback(self._ended)
             self._stream.retry(task)
         else:
-            self._sink.lost(error)
-
-    async def _again(self) -> None:
-        try:
-            self._stream.run(await self._connect(), self._call, self._sink)
-        except TransportError as error:
             self._sink.lost(error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Cancelled by the stream's owner, who knows, or by the client's end; it may not even have begun."""
         if task.cancelled() and not self._stream.closed:
             self._sink.lost(TransportError("closed", "the client was closed", unsent=True))
+
+
+Retry = Callable[[Address, Stream, Call, ReplySink], asyncio.Task[None]]

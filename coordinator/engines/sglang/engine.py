@@ -8,8 +8,9 @@ from coordinator.config.errors import OptionError
 from coordinator.core.errors import BadRequest
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
-from coordinator.core.request import Headers, Request
+from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
+from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts, Tell
 from coordinator.engines.sglang.drains import Drains
@@ -17,6 +18,7 @@ from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
 from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.request import HeaderBlock
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields, request_fields
 from coordinator.wire.models import first_model
@@ -158,7 +160,7 @@ class SglangEngine:
         body = with_rooms(fields, prefill.address.host, self._ports.of(prefill), rooms, batch=count is not None)
         wire_id = str(rooms[0])
         placement.prefill_sent(wire_id)
-        call = Call(request.target, _headers(request, wire_id), body, stream)
+        call = Call(request.target, HeaderBlock(engine_headers(request, wire_id)), body, stream)
         joined: JoinedOut | None = None
         keep_bytes = KEEP_BYTES
         if native and asks_logprobs(fields):
@@ -174,7 +176,9 @@ class SglangEngine:
         body = without_control(fields)
         if body is not None:
             request = replace(request, body=body)
-        return await relay_plain(self._client, request, _headers(request, wire_id), placement.prefill, placement, out)
+        return await relay_plain(
+            self._client, request, engine_headers(request, wire_id), placement.prefill, placement, out
+        )
 
     async def call(self, request: Request, instance: Instance) -> Answer:  # noqa: ARG002
         """SGLang has none of the calls that are no inference; raises BadRequest."""
@@ -183,12 +187,6 @@ class SglangEngine:
     async def aclose(self) -> None:
         """Close what is still being drained."""
         self._drains.close()
-
-
-def _headers(request: Request, wire_id: str) -> Headers:
-    """The client's end-to-end headers, and ours; a body without this content type is none to the engine's server."""
-    kept = tuple(header for header in request.headers if header[0] != b"content-type")
-    return (*kept, (b"content-type", b"application/json"), (b"x-request-id", wire_id.encode()))
 
 
 def _fields_of(request: Request) -> Fields:

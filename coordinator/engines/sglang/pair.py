@@ -8,7 +8,6 @@ from typing import NoReturn
 from coordinator.core.errors import EngineFailed, RequestError, Side
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Placement
-from coordinator.core.request import Headers
 from coordinator.engines.http_leg import MAX_ERROR_BYTES, failed
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut
@@ -16,6 +15,7 @@ from coordinator.engines.sglang.legs import DecodeLeg, PrefillLeg, late, settled
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import ReplySink
+from coordinator.transport.request import GivenHeaders
 from coordinator.transport.scope import Scope
 from coordinator.transport.stream import Stream
 
@@ -41,7 +41,7 @@ class Call:
     """What goes out, the same to both instances."""
 
     target: str
-    headers: Headers
+    headers: GivenHeaders
     body: bytes
     stream: bool
 

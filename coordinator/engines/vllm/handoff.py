@@ -20,6 +20,7 @@ from coordinator.engines.vllm.releases import KvReleases, Orphan
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.request import HeaderBlock
 from coordinator.transport.stream import Stream
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields
@@ -72,7 +73,7 @@ class Handoff:
         self._placement = placement
         self._fields = fields
         self.wire_id = means.ids.next()
-        self._headers = engine_headers(request, self.wire_id)
+        self._headers = HeaderBlock(engine_headers(request, self.wire_id))
 
     async def prefill(self) -> Prefilled:
         """Have the prompt prefilled; the caller goes on to decode without an await in between.

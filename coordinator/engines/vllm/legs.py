@@ -9,11 +9,11 @@ from msgspec import Raw
 
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Stages
-from coordinator.core.request import Headers
 from coordinator.engines.http_leg import StreamLeg
 from coordinator.transport.client import MAX_ERROR_BYTES, MAX_REPLY_BYTES, HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.request import GivenHeaders
 from coordinator.transport.stream import Stream
 from coordinator.transport.unary import Collector
 from coordinator.wire.events import UsageEditor
@@ -21,6 +21,7 @@ from coordinator.wire.events import UsageEditor
 LINGER_S = 0.25
 PATIENCE_S = 1.5
 READ_ON_S = 0.02
+LAST_LOOK_S = 0.002  # timers count in milliseconds: the loop reads its sockets in between
 
 
 class Farewells:
@@ -54,7 +55,11 @@ class Farewells:
         self._close_in(stream, self.read_on_s)
 
     def _close_in(self, stream: Stream, seconds: float) -> None:
-        self.parting[stream] = asyncio.get_running_loop().call_later(seconds, self._close, stream)
+        self.parting[stream] = asyncio.get_running_loop().call_later(seconds, self._last_look, stream)
+
+    def _last_look(self, stream: Stream) -> None:
+        """Read what has come by now: in a busy process the timer is late, and the loop turns to timers first."""
+        self.parting[stream] = asyncio.get_running_loop().call_later(LAST_LOOK_S, self._close, stream)
 
     def left_s(self, sent_s: float) -> float:
         """How long a request that went out at `sent_s` (monotonic) still has."""
@@ -105,7 +110,9 @@ class WholeCall(Collector):
         """Whether the request went out, and we left before there was a reply or failure."""
         return self.outcome is None and self._waiter.cancelled()
 
-    async def run(self, client: HttpClient, instance: Instance, target: str, headers: Headers, body: bytes) -> Reply:
+    async def run(
+        self, client: HttpClient, instance: Instance, target: str, headers: GivenHeaders, body: bytes
+    ) -> Reply:
         """Send it and return the whole reply, of any status; the request's deadlines are its caller's business.
 
         Cancellation closes the connection, which ends the request at the engine.

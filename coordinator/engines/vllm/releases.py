@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.core.instance import Instance
-from coordinator.core.request import Headers
 from coordinator.engines.vllm.visit import Said, visit
 from coordinator.transport.client import HttpClient
+from coordinator.transport.request import GivenHeaders
 
 MAX_PENDING = 1000
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -37,7 +37,7 @@ class Orphan:
     decodes: Sequence[Instance]
     wire_id: str
     target: str
-    headers: Headers
+    headers: GivenHeaders
     body: bytes
     wait_s: float = 0.0
     doubtful: bool = False

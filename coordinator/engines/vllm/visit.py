@@ -7,6 +7,7 @@ from coordinator.core.instance import Instance
 from coordinator.core.request import Headers
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
+from coordinator.transport.request import GivenHeaders
 from coordinator.wire.events import find_error
 
 OK = 200
@@ -32,7 +33,7 @@ async def visit(  # noqa: PLR0913  # a request has these parts; they are named a
     client: HttpClient,
     decode: Instance,
     target: str,
-    headers: Headers,
+    headers: GivenHeaders,
     body: bytes,
     *,
     within_s: float,

@@ -7,8 +7,8 @@ import pytest
 from engine_world import request
 
 from coordinator.core.errors import DeadlineExceeded
-from coordinator.dispatch import flight as flight_module
 from coordinator.dispatch.flight import Flight, Watch
+from coordinator.dispatch.waits import Waits
 
 START_S = 1000.0
 
@@ -20,13 +20,14 @@ class Timers:
         self.now_s = START_S
         self.due = []
         self.set = 0
+        self.waits = Waits(self, self.clock)
 
     def clock(self):
         return self.now_s
 
     def call_later(self, delay_s, callback):
         assert delay_s > 0
-        self.set += 1
+        self.set += callback != self.waits._look_around  # the one look for all
         handle = types.SimpleNamespace(at_s=self.now_s + delay_s, callback=callback, cancelled=False)
         handle.cancel = lambda: setattr(handle, "cancelled", True)
         self.due.append(handle)
@@ -57,7 +58,7 @@ class Case:
         self.flight = Flight(request(arrived_s=START_S, **deadlines), self.relay, None)
         self.flight.lease = self.lease
         self.ended = []
-        self.watch = Watch(self.flight, self.interrupt, timers.clock)
+        self.watch = Watch(self.flight, self.interrupt, timers.clock, timers.waits)
         self.watch.__enter__()
 
     def interrupt(self, error):
@@ -70,10 +71,8 @@ class Case:
 
 
 @pytest.fixture
-def timers(monkeypatch):
-    made = Timers()
-    monkeypatch.setattr(flight_module, "asyncio", types.SimpleNamespace(get_running_loop=lambda: made))
-    return made
+def timers():
+    return Timers()
 
 
 def test_no_first_token(timers):

@@ -1,8 +1,9 @@
 import pytest
 
-from coordinator.transport.request import SMALL_BODY_BYTES, encode_call
+from coordinator.core.instance import Address
+from coordinator.transport.request import SMALL_BODY_BYTES, HeaderBlock, encode_call
 
-HOST = b"10.0.0.1:1025"
+HOST = Address("10.0.0.1", 1025)
 
 
 def encode(method=b"POST", target="/v1/completions", headers=(), body=b""):
@@ -56,3 +57,15 @@ def test_what_breaks_the_framing_is_refused(bad):
 def test_space_in_the_target_is_refused():
     with pytest.raises(ValueError, match="framing"):
         encode(target="/a HTTP/1.1")
+
+
+def test_headers_that_are_written_down_once_serve_several_requests():
+    block = HeaderBlock([(b"a", b"1"), (b"b", b"")])
+    for body in (b"{}", b"[]"):
+        assert encode(headers=block, body=body) == encode(headers=[(b"a", b"1"), (b"b", b"")], body=body)
+
+
+@pytest.mark.parametrize("bad", [(b"a\r", b"1"), (b"a", b"1\n"), (b"a", b"1\r\nb: 2"), (b"a\0", b"1")])
+def test_a_header_that_breaks_the_framing_is_refused_at_once(bad):
+    with pytest.raises(ValueError, match="break the framing"):
+        HeaderBlock([bad])
