@@ -103,6 +103,7 @@ class App:
         try:
             self.control.take_instances(self.settings)
             await self.cluster.start()
+            await self.control.discover()
             self.management.serving = False
             await self.management.start()
             await self.server.listen(self.settings.server.host, self.settings.server.port)

@@ -1,13 +1,14 @@
 """What looks after the instances: cluster, management plane, gauges, and reading the configuration again."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from coordinator import config
 from coordinator.cluster import Changes, Cluster, HealthSettings
 from coordinator.config import ConfigError, Settings
+from coordinator.core.abilities import DiscoveringEngine
 from coordinator.core.instance import Instance, Role, State
 from coordinator.core.ports import EngineProtocol
 from coordinator.management import Controller, Listen, Management, Traffic
@@ -75,6 +76,26 @@ class LoadsById:
         return sum(load.requests + load.pinned for load in self._work.loads() if load.instance.id == instance_id)
 
 
+class FoundByEngine:
+    """Members that an engine protocol finds by itself (core.abilities.Host)."""
+
+    def __init__(self, engine: str, control: "ControlPlane") -> None:
+        self._engine = engine
+        self._control = control
+
+    def make(self, keys: Mapping[str, object]) -> Instance:
+        """See core.abilities.Host."""
+        return self._control.make_instance({"engine": self._engine, **keys})
+
+    def announce(self, instances: Sequence[Instance]) -> Mapping[str, str]:
+        """See core.abilities.Host."""
+        return self._control.cluster.replace(self._engine, instances).refused
+
+    def works(self) -> Sequence[InstanceLoad]:
+        """See core.abilities.Host."""
+        return [load for load in self._control.work.loads() if load.instance.engine == self._engine]
+
+
 class ControlPlane:
     """The control plane; there is one, however many processes serve.
 
@@ -94,6 +115,7 @@ class ControlPlane:
         render: Callable[[], bytes | Awaitable[bytes]] | None = None,
     ) -> None:
         self.settings = settings
+        self._engines = engines
         self._path = path
         self._metrics = metrics
         self.work = work
@@ -108,14 +130,21 @@ class ControlPlane:
         self.management = Management(
             Listen(server.management_host, server.management_port, server.metrics_port, server.status_port),
             self.cluster,
-            make_instance=self._make_instance,
+            make_instance=self.make_instance,
             metrics=render or metrics.render,
-            controller=Controller(self.cluster, self._make_instance, LoadsById(work), self.traffic),
+            controller=Controller(self.cluster, self.make_instance, LoadsById(work), self.traffic),
         )
         self._declare_gauges()
 
-    def _make_instance(self, given: Mapping[str, object]) -> Instance:
+    def make_instance(self, given: Mapping[str, object]) -> Instance:
+        """An instance from keys of the configuration file; raises ValueError with a sentence."""
         return config.instance_from_mapping(given, self.settings, validate_options)
+
+    async def discover(self) -> None:
+        """Let engines that find instances by themselves begin; raises OSError."""
+        for name, engine in self._engines.items():
+            if isinstance(engine, DiscoveringEngine):
+                await engine.discover(FoundByEngine(name, self))
 
     # --- gauges
 

@@ -1,5 +1,6 @@
 """One client request, as far as routing, scheduling and engines need to know it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -36,6 +37,21 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an engine protocol has found out about a request before its placement.
+
+    Attributes:
+        token_ids: of the prompt.
+        block_hashes: of its full blocks, each with all that stands before it; as prefix caches know them.
+        content: the engine's own.
+    """
+
+    token_ids: Sequence[int]
+    block_hashes: tuple[bytes, ...] = ()
+    content: object = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """An inference request on its way to an engine.
 
@@ -47,6 +63,7 @@ class Request:
         headers: end-to-end headers that may travel on, lower-case names; no hop-by-hop, framing or control header.
         body: the body as received (expanded if it came compressed).
         wire_id: set when an engine gave the request back (recompute): the id under which its protocol goes on.
+        prepared: what an engine protocol has read of it before its placement, where one does.
     """
 
     id: str
@@ -59,6 +76,7 @@ class Request:
     arrived_s: float
     deadlines: Deadlines
     wire_id: str = ""
+    prepared: Prepared | None = None
 
     @property
     def target(self) -> str:
@@ -67,4 +85,4 @@ class Request:
 
     def resumed(self, body: bytes, ask: Ask, wire_id: str) -> Self:
         """The request that continues this one with a body given by an engine."""
-        return replace(self, body=body, ask=ask, wire_id=wire_id)
+        return replace(self, body=body, ask=ask, wire_id=wire_id, prepared=None)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from coordinator.core.abilities import PreparingEngine
 from coordinator.core.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -63,6 +64,7 @@ class Dispatcher:
         self._scheduler = scheduler
         self._cluster = cluster
         self._engines = engines
+        self._preparing = tuple(engine for engine in engines.values() if isinstance(engine, PreparingEngine))
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
@@ -98,7 +100,14 @@ class Dispatcher:
             async with scope:
                 relay.on_cut = scope.interrupt
                 flight = Flight(request, relay, record)
+<<<<<<< ours
                 with Watch(flight, scope.interrupt, self._clock, waits):
+=======
+                with Watch(flight, scope.interrupt, self._clock, loop):
+                    for engine in self._preparing:
+                        if engine.prepares:
+                            flight.request = await engine.prepare(flight.request)
+>>>>>>> theirs
                     await self._attempts(flight)
         finally:
             relay.on_cut = None

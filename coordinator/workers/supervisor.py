@@ -79,6 +79,7 @@ class Supervisor:
                     engine.own(self._teller(name))
             self.control.take_instances(self.settings)
             await self.cluster.start()
+            await self.control.discover()
             self.management.serving = False
             await self.management.start()
             await self.crew.start(self.settings.server.workers)

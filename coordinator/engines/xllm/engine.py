@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from coordinator.api.writers import writer_of
-from coordinator.core.errors import EngineFailed
-from coordinator.core.instance import Instance
+from coordinator.core.abilities import Host
+from coordinator.core.errors import EngineFailed, RequestError
+from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
-from coordinator.core.request import Request
+from coordinator.core.request import Prepared, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import failed, refusal, relay_plain
@@ -16,12 +18,14 @@ from coordinator.engines.xllm import info, settings
 from coordinator.engines.xllm.answer import PushedAnswer
 from coordinator.engines.xllm.boxes import Boxes
 from coordinator.engines.xllm.calls import EngineCalls
+from coordinator.engines.xllm.discovery import Discovery
 from coordinator.engines.xllm.fleet import Fleet
 from coordinator.engines.xllm.inbound import Inbound
 from coordinator.engines.xllm.linking import Linker
 from coordinator.engines.xllm.mailbox import Mailbox
 from coordinator.engines.xllm.models import Models
 from coordinator.engines.xllm.preparing import Way, completion_body, read_request
+from coordinator.engines.xllm.presence import Presence
 from coordinator.transport.errors import TransportError
 from coordinator.transport.scope import Scope
 
@@ -43,6 +47,9 @@ class XllmEngine:
         self._inbound = Inbound(self._settings, self._fleet, self._boxes.deliver, context.log)
         self._linker.ready = self._inbound.open
         self._models = Models(context.client)
+        self._pairable: set[object] = set()
+        self._discovery: Discovery | None = None
+        self._presence: Presence | None = None
 
     # --- instances
 
@@ -59,11 +66,14 @@ class XllmEngine:
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Link an instance with those that it needs; it can be used once that is done."""
         self._context.tokenizers.expect(instance)
+        if instance.role is not Role.HYBRID:
+            self._pairable.add(instance.key)
         self._inbound.want()
         self._fleet.attach(instance, watcher)
 
     async def detach(self, instance: Instance) -> None:
         """Undo its links and close idle connections."""
+        self._pairable.discard(instance.key)
         self._models.forget(instance)
         await self._fleet.detach(instance)
         self._client.close_address(instance.address)
@@ -80,7 +90,32 @@ class XllmEngine:
         self._fleet.reached(instance)
         return await self._models.of(instance, self._context.health_timeout_s)
 
+    async def discover(self, host: Host) -> None:
+        """Register in etcd and follow who else does; see core.abilities.DiscoveringEngine."""
+        if not self._settings.etcd_endpoints:
+            return
+        await self._inbound.listen()
+        self._discovery = Discovery(self._settings, self._fleet, host, self._calls, self._log)
+        self._fleet.registered = self._discovery
+        self._discovery.start()
+        self._presence = Presence(self._settings, self._inbound.address, self._client, self._discovery, self._log)
+        self._presence.start()
+
     # --- requests
+
+    @property
+    def prepares(self) -> bool:
+        """Whether there are instances that take token ids; see core.abilities.PreparingEngine."""
+        return bool(self._pairable)
+
+    async def prepare(self, request: Request) -> Request:
+        """Tokenise a request, so that policies know its length; see core.abilities.PreparingEngine."""
+        try:
+            asked = await read_request(request, self._context.tokenizers.for_model(request.ask.model))
+        except RequestError:
+            return request
+        ids = asked.prompt.ids
+        return replace(request, ask=replace(request.ask, prompt_tokens=len(ids)), prepared=Prepared(ids, (), asked))
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
         """Run one attempt: dispatch to prefill, results from both as they are pushed.
@@ -93,7 +128,11 @@ class XllmEngine:
         """
         if placement.decode is placement.prefill:
             return await self._serve_alone(request, placement, out)
-        asked = await read_request(request, self._context.tokenizers.of(placement.prefill))
+        prepared = request.prepared.content if request.prepared is not None else None
+        if isinstance(prepared, TokenRequest):
+            asked = prepared
+        else:
+            asked = await read_request(request, self._context.tokenizers.of(placement.prefill))
         wire_id = self._context.ids.next()
         box = self._box(request, asked, placement, out)
         with self._boxes.registered(wire_id, box):
@@ -161,6 +200,9 @@ class XllmEngine:
 
     async def aclose(self) -> None:
         """Stop linking, and close the server: instances get no more answers, which ends what they still push."""
+        for part in (self._presence, self._discovery):
+            if part is not None:
+                await part.aclose()
         await self._linker.aclose()
         await self._inbound.aclose()
 

@@ -1,0 +1,68 @@
+"""What an engine protocol may be able to do besides core.ports.EngineProtocol; each is looked for in its class."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from .instance import Instance
+from .request import Request
+
+
+class InstanceWork(Protocol):
+    """What is on one instance, over all processes."""
+
+    @property
+    def instance(self) -> Instance:
+        """The instance."""
+        ...
+
+    @property
+    def requests(self) -> int:
+        """Requests that it works for."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that they are counted as."""
+        ...
+
+
+class Host(Protocol):
+    """What an engine protocol needs that finds its instances by itself."""
+
+    def make(self, keys: Mapping[str, object]) -> Instance:
+        """An instance of this engine from the keys of the configuration file; raises ValueError with a sentence."""
+        ...
+
+    def announce(self, instances: Sequence[Instance]) -> Mapping[str, str]:
+        """Make these all the members that the engine has found; those that are not used, by id, with the reason."""
+        ...
+
+    def works(self) -> Sequence[InstanceWork]:
+        """What is on the engine's instances."""
+        ...
+
+
+@runtime_checkable
+class DiscoveringEngine(Protocol):
+    """An engine protocol whose instances may register themselves."""
+
+    async def discover(self, host: Host) -> None:
+        """Begin to look for instances, if the settings say so; ends with `aclose`. Raises OSError: a port is taken."""
+        ...
+
+
+@runtime_checkable
+class PreparingEngine(Protocol):
+    """An engine protocol that reads more of a request before it is placed, so that policies can go by it."""
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it has instances for which that is of use."""
+        ...
+
+    async def prepare(self, request: Request) -> Request:
+        """The request with `prepared` and the number of its tokens; as it was where that fails, which `serve` tells.
+
+        Called once for each request, before its first placement.
+        """
+        ...
