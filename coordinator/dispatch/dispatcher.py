@@ -100,14 +100,10 @@ class Dispatcher:
             async with scope:
                 relay.on_cut = scope.interrupt
                 flight = Flight(request, relay, record)
-<<<<<<< ours
                 with Watch(flight, scope.interrupt, self._clock, waits):
-=======
-                with Watch(flight, scope.interrupt, self._clock, loop):
                     for engine in self._preparing:
                         if engine.prepares:
                             flight.request = await engine.prepare(flight.request)
->>>>>>> theirs
                     await self._attempts(flight)
         finally:
             relay.on_cut = None
