@@ -66,15 +66,21 @@ class TellingCache:
         if self._tells:
             for key in chain([vocabulary.to_wire(token) for token in prompt], self._block_tokens):
                 if key not in self._known:
-                    self._stored[key] = None
-                    self._removed.pop(key, None)
+                    self._change(key, self._removed, self._stored)
                 self._known[key] = None
                 self._known.move_to_end(key)
             while len(self._known) > self._capacity:
                 key, _ = self._known.popitem(last=False)
-                self._removed[key] = None
-                self._stored.pop(key, None)
+                self._change(key, self._stored, self._removed)
         return self._prefix.lookup(prompt)
+
+    @staticmethod
+    def _change(key: bytes, untold: dict[bytes, None], to_tell: dict[bytes, None]) -> None:
+        """What is undone before it was told is not told at all."""
+        if key in untold:
+            del untold[key]
+        else:
+            to_tell[key] = None
 
     def events(self) -> KvCacheEvent:
         """What happened since this was asked last."""

@@ -115,14 +115,12 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            frames = self._reader.feed(data)
+            for frame in self._reader.feed(data):
+                answer = self._asked.get(frame.meta.correlation_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(frame)
         except BadFrame:
             self.abort()
-            return
-        for frame in frames:
-            answer = self._asked.get(frame.meta.correlation_id)
-            if answer is not None and not answer.done():
-                answer.set_result(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

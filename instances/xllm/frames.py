@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -96,36 +97,32 @@ class Reader:
         self._limit = limit_bytes
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete with this data; raises BadFrame as early as it can be known."""
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete with this data; raises BadFrame after them, as early as it can be known."""
         self._held += data
-        frames: list[Frame] = []
-        start = 0
-        while (end := self._end(start)) is not None and end <= len(self._held):
-            frames.append(self._frame(start, end))
-            start = end
-        del self._held[:start]
-        return frames
+        while (end := self._end()) is not None and end <= len(self._held):
+            frame = self._frame(end)
+            del self._held[:end]
+            yield frame
 
-    def _end(self, start: int) -> int | None:
-        """Where the frame at `start` ends; None: not known yet."""
-        seen = self._held[start : start + len(MAGIC)]
-        if not MAGIC.startswith(seen):
+    def _end(self) -> int | None:
+        """Where the first frame ends; None: not known yet."""
+        if not MAGIC.startswith(self._held[: len(MAGIC)]):
             raise BadFrame("the frame does not begin with PRPC")
-        if len(self._held) - start < _HEADER.size:
+        if len(self._held) < _HEADER.size:
             return None
-        _, body_bytes, meta_bytes = _HEADER.unpack_from(self._held, start)
+        _, body_bytes, meta_bytes = _HEADER.unpack_from(self._held)
         if body_bytes > self._limit:
             raise BadFrame(f"a body of {body_bytes} bytes; at most {self._limit} are taken")
         if meta_bytes > body_bytes:
             raise BadFrame("the meta is larger than the body")
-        return int(start + _HEADER.size + body_bytes)
+        return int(_HEADER.size + body_bytes)
 
-    def _frame(self, start: int, end: int) -> Frame:
-        (meta_bytes,) = struct.unpack_from(">I", self._held, start + 8)
-        middle = start + _HEADER.size + meta_bytes
+    def _frame(self, end: int) -> Frame:
+        (meta_bytes,) = struct.unpack_from(">I", self._held, 8)
+        middle = _HEADER.size + meta_bytes
         try:
-            meta = RpcMeta.FromString(bytes(self._held[start + _HEADER.size : middle]))
+            meta = RpcMeta.FromString(bytes(self._held[_HEADER.size : middle]))
         except DecodeError:
             raise BadFrame("the meta cannot be read") from None
         if not 0 <= meta.attachment_size <= end - middle:

@@ -123,13 +123,11 @@ class RpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of frames, cut anywhere."""
         try:
-            frames = self._reader.feed(data)
+            for frame in self._reader.feed(data):
+                self._begin(frame)
         except BadFrame:
             self._connections.bad_frames += 1
             self.transport.close()
-            return
-        for frame in frames:
-            self._begin(frame)
 
     def _begin(self, frame: Frame) -> None:
         meta, nothing = frame.meta, Chosen()

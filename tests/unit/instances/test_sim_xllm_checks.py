@@ -64,7 +64,7 @@ async def test_model_prompt_and_length():
         (gen,) = await cluster.service.over(ident)
         assert gen.gen_status.status_msg == "Prompt is empty"
         assert await failure(cluster, "the river " * 50) == (3, "Prompt is too long")
-        _, gens = await cluster.run("the river" * 16, ignore_eos=True)
+        _, gens = await cluster.run("the" + " river" * 48, ignore_eos=True)
         assert gens[-1].usage.num_total_tokens == 100
 
 

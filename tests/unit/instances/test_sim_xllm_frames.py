@@ -46,7 +46,7 @@ def test_split_at_every_byte_and_several_at_once():
     whole = one + two
     for cut in range(len(whole) + 1):
         reader = Reader()
-        read = reader.feed(whole[:cut]) + reader.feed(whole[cut:])
+        read = [*reader.feed(whole[:cut]), *reader.feed(whole[cut:])]
         assert [frame.meta.correlation_id for frame in read] == [7, 8]
         assert (read[1].payload, read[1].attachment) == (b"payload", b"attached")
     reader = Reader()
@@ -68,13 +68,13 @@ def test_split_at_every_byte_and_several_at_once():
 )
 def test_what_cannot_be_a_frame(data, says):
     with pytest.raises(BadFrame, match=says):
-        Reader().feed(data)
+        list(Reader().feed(data))
 
 
 def test_the_header_is_enough_to_refuse():
     with pytest.raises(BadFrame):
-        Reader(limit_bytes=100).feed(struct.pack(">4sII", b"PRPC", 101, 1))
-    assert Reader(limit_bytes=100).feed(struct.pack(">4sII", b"PRPC", 100, 1)) == []
+        list(Reader(limit_bytes=100).feed(struct.pack(">4sII", b"PRPC", 101, 1)))
+    assert list(Reader(limit_bytes=100).feed(struct.pack(">4sII", b"PRPC", 100, 1))) == []
 
 
 def test_gzip():
@@ -95,3 +95,10 @@ def test_an_expanding_payload_is_bounded():
     assert len(bomb) < 100_000
     with pytest.raises(BadPayload, match="too large"):
         Frame(RpcMeta(compress_type=2), bomb).message()
+
+
+def test_frames_before_garbage_count():
+    cut = Reader().feed(OK_REPLY + b"garbage")
+    assert next(cut).meta.correlation_id == 1
+    with pytest.raises(BadFrame):
+        next(cut)

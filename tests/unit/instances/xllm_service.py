@@ -128,8 +128,9 @@ class Service:
         return made
 
     def text(self, ident, index=0):
-        """All text of one sequence."""
-        return "".join(out.text for gen in self.gens[ident] for out in gen.outputs if out.index == index)
+        """All text of one sequence; prefill's comes first, whenever it came."""
+        gens = sorted(self.gens[ident], key=lambda gen: not gen.finished_on_prefill_instance)
+        return "".join(out.text for gen in gens for out in gen.outputs if out.index == index)
 
     def is_over(self, ident):
         return any(gen.finished or gen.gen_status.status_code for gen in self.gens[ident])
