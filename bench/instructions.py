@@ -10,6 +10,7 @@ one is not judged. Counting is done by valgrind's callgrind.
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import math
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.loops import LOOPS, Loop
+from bench.loops import LOOPS, Loop, build
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -119,20 +120,21 @@ def _total(part: Path) -> int:
 # --- under callgrind
 
 
-async def _run_loops() -> None:
-    made = [build() for build in LOOPS.values()]
-    for loop in made:
-        _passes(loop, 3)  # the interpreter has specialised its code
-    gc.collect()
-    gc.disable()
-    done = []
-    for loop in made:
-        passes = math.ceil(OPERATIONS / loop.operations)
+def _run_loops() -> None:
+    with contextlib.closing(asyncio.new_event_loop()) as event_loop:
+        made = [build(name, event_loop) for name in LOOPS]
+        for loop in made:
+            _passes(loop, 3)  # the interpreter has specialised its code
+        gc.collect()
+        gc.disable()
+        done = []
+        for loop in made:
+            passes = math.ceil(OPERATIONS / loop.operations)
+            os.getppid()
+            _passes(loop, passes)
+            done.append(passes * loop.operations)
         os.getppid()
-        _passes(loop, passes)
-        done.append(passes * loop.operations)
-    os.getppid()
-    print(*done)
+        print(*done)
 
 
 def _passes(loop: Loop, passes: int) -> None:
@@ -157,7 +159,7 @@ def main() -> int:
     parser.add_argument("--loops", action="store_true", help="only run the loops: what callgrind looks at")
     args = parser.parse_args()
     if args.loops:
-        asyncio.run(_run_loops())
+        _run_loops()
         return 0
     try:
         counts = count()

@@ -1,9 +1,10 @@
 """Fixed pieces of work: the micro-benchmarks time them, the regression check counts their instructions.
 
-Each is built once and may be run any number of times with the same effect. They must be built inside of a running
-event loop, because a request's mailbox belongs to one.
+Each is built once, by `build` on an event loop, and may be run any number of times with the same effect, while that
+loop is not running.
 """
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from bench.whole import Site, sglang_reply, vllm_reply
 from coordinator.api.families import FAMILIES
 from coordinator.core.instance import Address, Capacity, Instance, Role
 from coordinator.core.request import Ask, Deadlines, Request
@@ -31,6 +33,8 @@ from coordinator.transport.reader import ReplyReader
 from coordinator.wire.mindie import ResultParser
 
 STREAMS = 200
+WIDTH = 16
+REQUESTS = 100
 MIB = 1 << 20
 EVENT = (
     b'data: {"id":"cmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"m",'
@@ -160,6 +164,14 @@ def schedule() -> Loop:
     return Loop(run, len(sample))
 
 
+def whole(engine: str, reply_of: Callable[[Role], bytes]) -> Loop:
+    """Answer small requests from the client's bytes to the answer, two instances behind it, all features on."""
+    body = _chat_body(stream=False)
+    site = Site(engine, _head("/v1/chat/completions", len(body)) + body, reply_of, WIDTH)
+    event_loop = asyncio.get_running_loop()
+    return Loop(lambda: event_loop.run_until_complete(site.serve(REQUESTS)), REQUESTS)
+
+
 # --- their parts
 
 
@@ -175,9 +187,9 @@ def _head(path: str, length: int) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def _chat_body() -> bytes:
+def _chat_body(*, stream: bool = True) -> bytes:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
-    return msgspec.json.encode({"model": "m", "messages": messages, "max_tokens": 128, "stream": True})
+    return msgspec.json.encode({"model": "m", "messages": messages, "max_tokens": 128, "stream": stream})
 
 
 class _Silent:
@@ -293,6 +305,17 @@ LOOPS: Mapping[str, Callable[[], Loop]] = MappingProxyType(
         ),
         "parse_mindie": lambda: parse("mindie", "/infer", _infer_body()),
         "schedule": schedule,
+        "whole_vllm": lambda: whole("vllm", vllm_reply),
+        "whole_sglang": lambda: whole("sglang", sglang_reply),
     }
 )
 """By name, in the order in which they run; the first one is the measure of the others."""
+
+
+def build(name: str, event_loop: asyncio.AbstractEventLoop) -> Loop:
+    """Build a loop; the event loop must not be running, and must stay open for as long as the loop is run."""
+
+    async def built() -> Loop:
+        return LOOPS[name]()
+
+    return event_loop.run_until_complete(built())

@@ -8,9 +8,8 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import parse, to_instances
@@ -30,7 +29,6 @@ from coordinator.server.shared import Shared
 from coordinator.transport.client import HttpClient
 from coordinator.transport.connection import Connection
 
-Batch = Callable[[], Coroutine[Any, Any, None]]
 CONFIG = """
 cluster:
   engine: {engine}
@@ -104,7 +102,14 @@ class _Nowhere(io.StringIO):
 
 
 class Site:
-    """A data plane and `width` clients, each of which sends its request again as soon as it has an answer."""
+    """A data plane and `width` clients, each of which sends its request again as soon as it has an answer.
+
+    Args:
+        engine: name of the engine protocol.
+        request: what a client sends.
+        reply_of: what an instance of a role answers.
+        width: how many clients.
+    """
 
     def __init__(self, engine: str, request: bytes, reply_of: Callable[[Role], bytes], width: int) -> None:
         self._request = request
@@ -135,8 +140,12 @@ class Site:
     def _connect(self, instance: Instance, reply: bytes) -> None:
         pool = self.client._pool  # noqa: SLF001  # nothing else opens a connection without a network
         connection = Connection(instance.address, pool)
-        react = self._loop.call_soon
-        connection.connection_made(_Socket(lambda _: react(connection.data_received, reply)))  # type: ignore[arg-type]
+
+        def asked(data: bytes) -> None:
+            self._wrote(data)
+            self._loop.call_soon(connection.data_received, reply)
+
+        connection.connection_made(_Socket(asked))  # type: ignore[arg-type]
         pool.add(connection)
         pool.put(connection, time.monotonic())
 
@@ -144,6 +153,7 @@ class Site:
         connection = ClientConnection(self._shared)
 
         def answered(data: bytes) -> None:
+            self._wrote(data)
             assert data.startswith(b"HTTP/1.1 200"), data
             self._left -= 1
             if self._left >= len(self._clients):
@@ -154,6 +164,9 @@ class Site:
         connection.connection_made(_Socket(answered))  # type: ignore[arg-type]
         return connection
 
+    def _wrote(self, data: bytes) -> None:
+        """See what goes out."""
+
     async def serve(self, requests: int) -> None:
         """See so many requests answered; at least as many as there are clients."""
         self._left = requests
@@ -161,3 +174,15 @@ class Site:
         for connection in self._clients:
             connection.data_received(self._request)
         await self._done
+
+
+def vllm_reply(role: Role) -> bytes:
+    """The answer of a vLLM instance, which hands its KV over if it is a prefill one."""
+    answer = ANSWER % (b',"kv_transfer_params":' + PARAMS if role is Role.PREFILL else b"")
+    return HEAD % len(answer) + answer
+
+
+def sglang_reply(role: Role) -> bytes:  # noqa: ARG001  # both answer alike
+    """The answer of an SGLang instance."""
+    answer = ANSWER % b""
+    return HEAD % len(answer) + answer
