@@ -1,6 +1,6 @@
 """Helm's own engine, in a process of its own: calls as JSON lines in, answers as JSON lines out.
 
-The engine is a Go library with threads and signal handlers of its own, which should not be in the process of other tests.
+The engine is a Go library with threads and signal handlers of its own: the process of other tests is no place for it.
 """
 
 import json

@@ -334,7 +334,11 @@ def test_the_autoscaler_follows_a_metric_that_there_is(helm):
     assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "200"}
     assert (found["minReplicas"], found["maxReplicas"]) == (3, 8)
     deployment = one(helm, "Deployment", VALUE_SETS["sglang"])
-    assert found["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment["metadata"]["name"]}
+    assert found["scaleTargetRef"] == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": deployment["metadata"]["name"],
+    }
     assert "replicas" not in deployment["spec"]
     assert one(helm, "Deployment", VLLM)["spec"]["replicas"] == 2
 
@@ -352,7 +356,7 @@ SERVICE_MONITOR_ENDPOINT = {
     "port": str, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str, "honorLabels": bool,
     "tlsConfig": dict, "authorization": dict, "metricRelabelings": list,
 }  # fmt: skip
-"""Fields of an endpoint in monitoring.coreos.com/v1 that the chart uses; Kubernetes' own schemas do not know the kind."""
+"""Fields of an endpoint in monitoring.coreos.com/v1 that the chart uses; Kubernetes' schemas do not know the kind."""
 
 
 @pytest.mark.parametrize("name", ["sglang", "everything"])
