@@ -15,9 +15,19 @@ from instances.vllm.instance import VllmEngine
 
 
 def _xllm(instance: Instance) -> Engine:
-    # only this engine needs protobuf
-    module = importlib.import_module("instances.xllm.instance")
+    # only this engine needs more than the base installation
+    try:
+        module = importlib.import_module("instances.xllm.instance")
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"simulated xLLM instances need the package {missing.name}") from None
     engine: Engine = module.XllmEngine(instance)
+    return engine
+
+
+def _disaggpb(instance: Instance) -> Engine:
+    # only this engine needs gRPC
+    module = importlib.import_module("instances.disaggpb.instance")
+    engine: Engine = module.DisaggpbEngine(instance)
     return engine
 
 
@@ -28,6 +38,7 @@ ENGINES: Mapping[str, Callable[[Instance], Engine]] = MappingProxyType(
         "sglang": SglangEngine,
         "microserving": MicroservingEngine,
         "xllm": _xllm,
+        "disaggpb": _disaggpb,
     }
 )
 

@@ -63,7 +63,7 @@ class Http:
     def routes(self) -> list[web.RouteDef]:
         """All paths."""
         calls = [
-            web.post(f"/{service}/{{method:\\w+}}", self._call)
+            web.post(f"/{service}/{{method}}", self._call)
             for service in (*_FULL, *_FULL.values())
         ]  # fmt: skip
         return [

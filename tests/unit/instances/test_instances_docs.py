@@ -18,8 +18,9 @@ from instances.options import Options
 from instances.run import Fleet
 from instances.sglang import settings as sglang
 from instances.vllm import settings as vllm
+from instances.xllm import settings as xllm
 
-ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang, "microserving": microserving}
+ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang, "microserving": microserving, "xllm": xllm}
 PAGE = (Path(__file__).parents[3] / "docs" / "simulators.md").read_text()
 
 

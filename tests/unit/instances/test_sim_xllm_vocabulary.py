@@ -1,5 +1,6 @@
 """The vocabulary on the wire, and that the folder's tokenizer agrees with it."""
 
+import argparse
 import json
 
 import jinja2
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from instances import answers, tokens
 from instances.answers import Wish
+from instances.cli import add_arguments, read_options
 from instances.openai.bodies import chat_text
 from instances.xllm import vocabulary
+from instances.xllm.settings import Settings
 
 TEXTS = [
     "The quiet river, under 東京; naïve façade. 🙂🚀 the\u0301 and",
@@ -80,3 +83,45 @@ def test_the_chat_template_is_what_prefill_renders(tmp_path):
         jinja2.Environment(autoescape=False).from_string(template).render(messages=messages, add_generation_prompt=True)
     )
     assert shown == chat_text({"messages": messages}) == "system: short\nuser: hello\nassistant:"
+
+
+def test_the_command_writes_the_folder(tmp_path):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit) as left:
+        parser.parse_args(["--engine", "xllm", "--write-tokenizer", str(tmp_path / "made")])
+    assert left.value.code == 0
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "made" / "tokenizer.json")).encode("the river").ids
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["eos_token_id"] == 0
+
+
+def test_the_command_knows_the_settings_of_xllm():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = "--engine xllm --role decode --port 0 --type MIX --pd-port 7777 --etcd http://e:2379 --set dp_size=2"
+    options = read_options(parser.parse_args(words.split()))
+    settings = Settings.read(options.settings)
+    assert (settings.type, settings.pd_port, settings.etcd, settings.dp_size) == ("MIX", 7777, "http://e:2379", 2)
+    assert settings.type_for("decode") == "MIX"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "BOTH"},
+        {"kv_cache_transfer_mode": "push"},
+        {"proto": "older"},
+        {"etcd": "http://e", "service": "1.2.3.4:5"},
+        {"etcd_username": "root"},
+        {"pd_ports": 1},
+    ],
+)
+def test_settings_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match=r"must be|exclude|both or|no setting"):
+        Settings.read(wrong)
+
+
+def test_a_type_that_does_not_go_with_the_role():
+    assert Settings().type_for("hybrid") == "DEFAULT"
+    with pytest.raises(ValueError, match="role prefill is PREFILL or MIX"):
+        Settings(type="DECODE").type_for("prefill")

@@ -1,0 +1,38 @@
+{{/* What no schema can say: combinations that cannot work end here, with a sentence. */}}
+{{- define "pd-coordinator.checks" -}}
+{{- $server := .Values.config.server -}}
+{{- range $key := list "host" "management_host" -}}
+{{- if regexMatch "^(127[.]|localhost$|::1$|$)" (get $server $key | default "") -}}
+{{- fail (printf "config.server.%s must be 0.0.0.0 or '::': nobody outside the pod reaches %q" $key (get $server $key | default "127.0.0.1")) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "pd-coordinator.exclusive" . -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- fail "autoscaling.enabled: a decode instance of MindIE has one coordinator, so there can be one pod only" -}}
+{{- else if gt (.Values.replicaCount | int64) 1 -}}
+{{- fail "replicaCount must be 1: a decode instance of MindIE has one coordinator; give each coordinator a release and instances of its own" -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (.Values.autoscaling.minReplicas | int64) (.Values.autoscaling.maxReplicas | int64) -}}
+{{- fail "autoscaling.minReplicas is greater than autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- if and (eq .Values.probes.port "status") (not $server.status_port) -}}
+{{- fail "probes.port is status, but config.server.status_port is not set" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.dataFrom (ne .Values.service.type "ClusterIP") -}}
+{{- $outside := false -}}
+{{- range .Values.networkPolicy.dataFrom -}}
+{{- $outside = or $outside (hasKey . "ipBlock") -}}
+{{- end -}}
+{{- if not $outside -}}
+{{- fail (printf "service.type is %s, but networkPolicy.dataFrom lets nobody in from outside the cluster: add an ipBlock" .Values.service.type) -}}
+{{- end -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range .Values.secretFiles -}}
+{{- if has .name $names -}}
+{{- fail (printf "secretFiles: the name %q stands twice" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
