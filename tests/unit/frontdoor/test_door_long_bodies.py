@@ -95,7 +95,7 @@ async def test_refusals_have_the_familys_shape_and_are_counted(world, path, body
 
 async def test_a_client_that_leaves_meanwhile_is_counted(world):
     _, task = world.start(CHAT, LONG)
-    await turns(2)
+    await turns(1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -53,6 +53,7 @@ async def test_the_first_failure_ends_all_and_leaves_no_kv_behind(world):
     world.d.answer = picky
     with pytest.raises(EngineRefused, match="not this one"):
         await world.serve(world.request(COMPLETIONS, prompt=["a", "b", "bad", "c"], max_tokens=5))
+    assert asyncio.current_task().cancelling() == 0, "deadlines would not hold in this task any more"
     await world.settled()
     assert not world.orphans
 
