@@ -15,6 +15,7 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_policies, make_tokenizers
+from coordinator.policies import inform
 from coordinator.scheduler import Scheduler
 from coordinator.transport.client import HttpClient
 
@@ -69,7 +70,8 @@ class App:
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
         scheduling, limits = settings.scheduling, settings.limits
-        self.scheduler = Scheduler(make_policies(settings), max_queue=limits.max_queue, fallback=scheduling.fallback)
+        policies = inform(make_policies(settings), self._engines.values())
+        self.scheduler = Scheduler(policies, max_queue=limits.max_queue, fallback=scheduling.fallback)
         work = OwnWork(self.scheduler, self._engines)
         self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path)
         self.cluster = self.control.cluster
