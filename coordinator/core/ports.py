@@ -114,7 +114,7 @@ class Placement(Stages, Protocol):
         ...
 
     def skip_prefill(self) -> None:
-        """Decode serves the request alone: prefill's share ends, untimed; nothing is pinned, `prefilled` does nothing."""
+        """Decode serves the request alone: prefill's share ends untimed, and `prefilled` does nothing then."""
         ...
 
     def candidates(self, role: Role) -> Sequence[tuple[Instance, int]]:
