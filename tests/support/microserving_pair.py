@@ -351,6 +351,19 @@ class Run:
         return self.chunks[-1]["usage"]
 
 
+class Words:
+    """The text of ids: each word with a space before it."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def push(self, ids):
+        return "".join(f" {self.words[number]}" for number in ids)
+
+    def end(self):
+        return ""
+
+
 class WordTokenizer:
     """Tokens are words; ids stand for words that have been seen."""
 
@@ -365,6 +378,9 @@ class WordTokenizer:
         if word not in self.words:
             self.words.append(word)
         return self.words.index(word)
+
+    def detokenizer(self, prompt_ids=(), *, skip_special=True):
+        return Words(self.words)
 
     async def chat(self, messages, *, tools=None, add_generation_prompt=True, extra=()):
         return " ".join(["<chat>", *(message["content"] for message in messages), "<answer>"])
