@@ -7,7 +7,7 @@ from pathlib import Path
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
 from coordinator.controlplane import ControlPlane, InstanceLoad
-from coordinator.core.instance import Instance, Role
+from coordinator.core.instance import Instance
 from coordinator.core.ports import EngineProtocol, KvHolder
 from coordinator.dataplane import DataPlane
 from coordinator.dispatch import Dispatcher
@@ -35,8 +35,7 @@ class OwnWork:
         for holder in self._holders:
             held.update(holder.pinned())
         for instance, load in self._scheduler.loads():
-            left = held[instance.id] if instance.role is Role.PREFILL else 0
-            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned, left)
+            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned, held[instance.id])
 
     def in_flight(self, instance: Instance) -> int:
         """Requests that still need an instance."""
