@@ -215,7 +215,7 @@ async def test_roles_bind_and_a_hybrid_has_both():
 
 
 async def test_cancelled_calls_give_their_kv_back():
-    async with pair(more={"timing": Timing(decode_ms=20)}, prefill=["prefill_stall@2"]) as fleet:
+    async with pair(prefill=["prefill_stall@2"], decode=["decode_stall@2"]) as fleet:
         prefill, decode = fleet.instances
         async with channel_to(prefill) as channel:
             call = prefill_call(channel)
