@@ -7,7 +7,7 @@ from pathlib import Path
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
 from coordinator.controlplane import ControlPlane, InstanceLoad
-from coordinator.core.instance import Instance, Role
+from coordinator.core.instance import Instance
 from coordinator.core.ports import EngineProtocol, KvHolder
 from coordinator.dataplane import DataPlane
 from coordinator.dispatch import Dispatcher
@@ -15,6 +15,7 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_policies, make_tokenizers
+from coordinator.policies import inform
 from coordinator.scheduler import Scheduler
 from coordinator.transport.client import HttpClient
 
@@ -34,8 +35,7 @@ class OwnWork:
         for holder in self._holders:
             held.update(holder.pinned())
         for instance, load in self._scheduler.loads():
-            left = held[instance.id] if instance.role is Role.PREFILL else 0
-            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned, left)
+            yield InstanceLoad(instance, load.requests, load.blocks, load.pinned, held[instance.id])
 
     def in_flight(self, instance: Instance) -> int:
         """Requests that still need an instance."""
@@ -69,7 +69,8 @@ class App:
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
         scheduling, limits = settings.scheduling, settings.limits
-        self.scheduler = Scheduler(make_policies(settings), max_queue=limits.max_queue, fallback=scheduling.fallback)
+        policies = inform(make_policies(settings), self._engines.values())
+        self.scheduler = Scheduler(policies, max_queue=limits.max_queue, fallback=scheduling.fallback)
         work = OwnWork(self.scheduler, self._engines)
         self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path)
         self.cluster = self.control.cluster

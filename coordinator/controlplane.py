@@ -24,7 +24,7 @@ class InstanceLoad(NamedTuple):
 
     Attributes:
         pinned: live requests whose KV it keeps for decode.
-        left: ended requests whose KV is still to be released.
+        left: ended requests whose KV, or the room for it, is still to be released.
     """
 
     instance: Instance
@@ -162,7 +162,7 @@ class ControlPlane:
 
     def _read_pinned(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for load in self.work.loads():
-            if load.instance.role is Role.PREFILL:
+            if load.instance.role is Role.PREFILL or load.left:
                 yield (load.instance.id,), load.pinned + load.left
 
     def _read_states(self) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-import math
+import os
 import re
 import signal
 import sys
@@ -16,6 +16,7 @@ import uvloop
 from coordinator import config
 from coordinator.app import App
 from coordinator.core.instance import Address
+from coordinator.demo_show import Printer, offered_calls, shown_request
 from coordinator.observability.logs import Logs, configure
 from coordinator.serving import connections_for
 from coordinator.transport.client import HttpClient
@@ -28,6 +29,8 @@ STOP_S = 3.0
 PROMPT = "Why does it help to compute the prompt on one instance and the answer on another?"
 SHOWN_TOKENS = 48
 FIRST_TOKEN_FROM_PREFILL = ("mindie",)
+TOLD = {"bootstrap_port": r"bootstrap port (\d+)", "recv_rank": r"recv_rank (\d+)"}
+"""What instances say of themselves when they start, by the key of their entry in the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ async def _start_instances(options: Options, stack: contextlib.AsyncExitStack) -
     ]
     if not options.prefill or not options.decode:
         raise DemoError("--prefill and --decode must be 1 or more")
-    started = await asyncio.gather(*(_start_instance(options.engine, role) for _, role in wanted))
+    more = ("--set", f"world=demo-{os.getpid()}") if options.engine == "microserving" else ()
+    started = await asyncio.gather(*(_start_instance(options.engine, role, more) for _, role in wanted))
     for process, _ in started:
         stack.push_async_callback(_end, process)
     return [
@@ -115,15 +119,15 @@ def _port(line: str) -> int:
 
 def _keys(line: str) -> dict[str, int]:
     """What a coordinator must be told besides the URL."""
-    port = re.search(r"bootstrap port (\d+)", line)
-    return {"bootstrap_port": int(port.group(1))} if port else {}
+    told = ((key, re.search(words, line)) for key, words in TOLD.items())
+    return {key: int(found.group(1)) for key, found in told if found}
 
 
-async def _start_instance(engine: str, role: str) -> tuple[asyncio.subprocess.Process, str]:
+async def _start_instance(engine: str, role: str, more: Sequence[str]) -> tuple[asyncio.subprocess.Process, str]:
     """The process, and the line in which it says where it is."""
     command = [sys.executable, "-m", "coordinator", "instance", "--engine", engine, "--role", role]
     process = await asyncio.create_subprocess_exec(
-        *command, "--port", "0", "--model", MODEL, "--decode-ms", "25", "--prefill-ms", "60",
+        *command, *more, "--port", "0", "--model", MODEL, "--decode-ms", "25", "--prefill-ms", "60",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -197,19 +201,14 @@ def _introduce(options: Options, instances: Sequence[Started], app: App) -> None
 
 
 async def _show_request(options: Options, app: App) -> None:
-    """Send one streamed chat request through the front door and print it as it arrives."""
-    body = {
-        "model": MODEL,
-        "stream": True,
-        "max_tokens": SHOWN_TOKENS,
-        "messages": [{"role": "user", "content": PROMPT}],
-    }
+    """Send one streamed request through the front door and print it as it arrives."""
+    path, body = shown_request(options.engine, MODEL, PROMPT, SHOWN_TOKENS)
     client = HttpClient(connect_s=5)
-    printer = _Printer()
+    printer = Printer()
     try:
         stream = await client.open_stream(
-            Address(HOST, app.server.port), b"POST", "/v1/chat/completions",
-            ((b"content-type", b"application/json"),), json.dumps(body).encode(), sink=printer,
+            Address(HOST, app.server.port), b"POST", path,
+            ((b"content-type", b"application/json"),), body, sink=printer,
         )  # fmt: skip
         async with asyncio.timeout(READY_S):
             await printer.done
@@ -221,80 +220,8 @@ async def _show_request(options: Options, app: App) -> None:
     print(f"\n\n{printer.summary(options.engine in FIRST_TOKEN_FROM_PREFILL)}")
 
 
-class _Printer:
-    """Prints the text of a chat stream and remembers when it came."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sent_s = time.monotonic()
-        self._times_s: list[float] = []
-        self._rest = b""
-        self._route: dict[bytes, bytes] = {}
-        self._status = 0
-
-    def head(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        self._status, self._route = status, dict(headers)
-
-    def data(self, data: bytes, now_s: float) -> None:
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        for event in events:
-            payload = event.removeprefix(b"data:").strip()
-            if payload in (b"", b"[DONE]"):
-                continue
-            choices = json.loads(payload).get("choices") or [{}]
-            text = choices[0].get("delta", {}).get("content")
-            if text:
-                self._times_s.append(now_s)
-                print(text, end="", flush=True)
-
-    def end(self, now_s: float) -> None:  # noqa: ARG002  # the sink's signature
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def lost(self, error: TransportError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-    def summary(self, first_from_prefill: bool) -> str:  # noqa: FBT001  # says what it is where it is called
-        """One line on where the answer came from and how fast."""
-        if not self._times_s:
-            return f"no token came (status {self._status})"
-        ttft_ms = (self._times_s[0] - self._sent_s) * 1000
-        gaps = len(self._times_s) - 1
-        itl_ms = (self._times_s[-1] - self._times_s[0]) / gaps * 1000 if gaps else math.nan
-        prefill, decode = (self._route.get(name, b"?").decode() for name in (b"x-pd-prefill", b"x-pd-decode"))
-        if not first_from_prefill:
-            return (
-                f"{len(self._times_s)} tokens from decode {decode}, the prompt computed on prefill {prefill}: "
-                f"the first one after {ttft_ms:.0f} ms, then {itl_ms:.0f} ms apart."
-            )
-        return (
-            f"{len(self._times_s)} tokens: the first one from prefill {prefill} after {ttft_ms:.0f} ms, "
-            f"the others from decode {decode}, {itl_ms:.0f} ms apart."
-        )
-
-
 def _offer(options: Options, app: App) -> None:
     url, port = f"http://{HOST}:{app.server.port}", app.management.addresses["management"][1]
-    lines = [
-        ("OpenAI chat", f"curl -N {url}/v1/chat/completions -d "
-         f"'{{\"model\":\"{MODEL}\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'"),
-        ("OpenAI completions", f"curl {url}/v1/completions -d '{{\"model\":\"{MODEL}\",\"prompt\":\"Hello\"}}'"),
-    ]  # fmt: skip
-    native = {
-        "sglang": [("SGLang", f'curl {url}/generate -d \'{{"text":"Hello"}}\'')],
-        "mindie": [
-            ("TGI", f'curl -N {url}/generate_stream -d \'{{"inputs":"Hello"}}\''),
-            ("vLLM", f'curl {url}/generate -d \'{{"prompt":"Hello"}}\''),
-            ("Triton", f'curl {url}/v2/models/{MODEL}/generate -d \'{{"text_input":"Hello"}}\''),
-            ("MindIE", f'curl {url}/infer -d \'{{"inputs":"Hello","stream":false}}\''),
-        ],
-    }
-    lines += native.get(options.engine, [])
-    lines += [
-        ("instances", f"curl http://{HOST}:{port}/v1/instances"),
-        ("metrics", f"curl http://{HOST}:{port}/metrics"),
-    ]
     print("\nTry it yourself, while it runs:\n" if options.once else "\nTry it yourself:\n")
-    for what, line in lines:
+    for what, line in offered_calls(options.engine, MODEL, url, f"http://{HOST}:{port}"):
         print(f"  # {what}\n  {line}\n")

@@ -14,7 +14,7 @@ from coordinator.core.ids import WireIds
 from coordinator.core.ports import EngineProtocol
 from coordinator.dispatch import DispatchLimits
 from coordinator.engines.context import EngineContext
-from coordinator.engines.table import ENGINES, HasSettings, load_engine
+from coordinator.engines.table import ENGINES, HasChecks, HasSettings, load_engine
 from coordinator.frontdoor import DoorSettings
 from coordinator.observability.metrics import Metrics
 from coordinator.policies import POLICY_NAMES, Policies, load_policy
@@ -38,11 +38,28 @@ def load_settings(path: Path) -> Settings:
         make_policies(settings)
     except ValueError as error:
         raise _refused(settings, ("scheduling", "policy"), str(error)) from error
+    _check_engines(settings)
     folders = _tokenizer_folders(settings)
     missing = missing_extra()
     if folders and missing:
         raise _refused(settings, next(iter(folders.values())), missing)
     return settings
+
+
+def _check_engines(settings: Settings) -> None:
+    """Have engines look at their instances together; raises ConfigError."""
+    cluster = settings.cluster
+    instances = config.to_instances(settings, validate_options)
+    for name in sorted({cluster.engine, *(one.engine for one in instances)}):
+        try:
+            made = load_engine(name)
+            own = engine_settings(name, settings.engines.get(name, {}))
+        except ValueError as error:
+            raise _refused(settings, ("cluster", "engine"), str(error)) from error
+        if isinstance(made, HasChecks):
+            mine = [one for one in instances if one.engine == name]
+            for flawed, reason in made.check(own, mine, cluster.tokenizer):
+                raise _refused(settings, ("cluster", "instances", instances.index(flawed)), reason)
 
 
 def _refused(settings: Settings, path: KeyPath, reason: str) -> ConfigError:

@@ -5,8 +5,9 @@ import asyncio
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import uvloop
 
@@ -15,6 +16,22 @@ from instances.options import ROLES, Options
 from instances.run import ENGINES, run_instance
 from instances.timing import Timing
 from instances.xllm.settings import TYPES
+
+_SHORTHANDS: Mapping[str, tuple[type, str]] = MappingProxyType(
+    {
+        "--world": (str, "microserving"),
+        "--pe-start": (int, "microserving"),
+        "--num-gpus": (int, "microserving"),
+        "--layers": (int, "disaggpb"),
+        "--kv-heads": (int, "disaggpb"),
+        "--head-dim": (int, "disaggpb"),
+        "--max-message-bytes": (int, "disaggpb"),
+    }
+)
+
+
+def _setting(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,20 +66,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pd-port", type=int, help="xllm: as --set pd_port=...")
     add("--etcd", metavar="URL", help="xllm: as --set etcd=...")
     add("--service", metavar="IP:PORT", help="xllm, without etcd: as --set service=...")
-    add("--write-tokenizer", action=_WriteTokenizer, metavar="DIR", help="xllm: write its tokenizer's folder and exit")
+    for flag, (kind, engine) in _SHORTHANDS.items():
+        add(flag, type=kind, help=f"{engine}: as --set {_setting(flag)}=...")
+    add("--health", action="store_const", const=1, help="disaggpb: as --set health=1")
+    add(
+        "--write-tokenizer",
+        action=_WriteTokenizer,
+        metavar="DIR",
+        help="write the tokenizer folder of xllm, after --engine disaggpb that of disaggpb, and exit",
+    )
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="engine-specific setting, repeatable")
 
 
 class _WriteTokenizer(argparse.Action):
     """Writes the folder and exits, whatever else is given."""
 
-    def __call__(self, parser: argparse.ArgumentParser, _: argparse.Namespace, folder: object, *__: object) -> None:
-        importlib.import_module("instances.xllm.vocabulary").write_tokenizer(Path(str(folder)))
+    def __call__(self, parser: argparse.ArgumentParser, given: argparse.Namespace, folder: object, *_: object) -> None:
+        engine = "disaggpb" if given.engine == "disaggpb" else "xllm"
+        importlib.import_module(f"instances.{engine}.vocabulary").write_tokenizer(Path(str(folder)))
         parser.exit(0)
 
 
 def _pairs(given: Sequence[str], args: argparse.Namespace) -> dict[str, object]:
-    named = {"type": args.type, "pd_port": args.pd_port, "etcd": args.etcd, "service": args.service}
+    names = ("type", "pd_port", "etcd", "service", "health", *map(_setting, _SHORTHANDS))
+    named = {name: getattr(args, name) for name in names}
     pairs: dict[str, object] = {key: value for key, value in named.items() if value is not None}
     for text in given:
         key, separator, value = text.partition("=")

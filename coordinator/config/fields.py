@@ -18,7 +18,16 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9._:@+=~,\[\]-]{1,128}")
 
 
 def _engine(name: str, info: ValidationInfo) -> str:
-    return _one_of(name, "engine", (info.context or Known()).engines)
+    known = info.context or Known()
+    return located_engine(_one_of(name, "engine", known.engines), known)
+
+
+def located_engine(name: str, known: Known) -> str:
+    """The same name; that of a class in a file with the file's absolute path: relative ones begin at `known.folder`."""
+    file, _, attribute = name.rpartition(":")
+    if known.folder is None or not file.endswith(".py"):
+        return name
+    return f"{(known.folder / file).absolute()}:{attribute}"
 
 
 def _policy(name: str, info: ValidationInfo) -> str:

@@ -11,6 +11,7 @@ from .checks import check_instances, check_ports
 from .document import Document, read_document, read_text
 from .errors import ConfigError, Finding, KeyPath
 from .explain import explain
+from .fields import located_engine
 from .instances import Shared, ValidateOptions, build_all, refused
 from .models import InstanceSettings, Server, Settings
 from .source import Known, Source
@@ -97,7 +98,7 @@ class _Reading:
     def _engine(self) -> str:
         cluster = self.document.data.get("cluster")
         engine = cluster.get("engine", Settings().cluster.engine) if isinstance(cluster, dict) else None
-        return engine if isinstance(engine, str) else Settings().cluster.engine
+        return located_engine(engine, self.known) if isinstance(engine, str) else Settings().cluster.engine
 
     def _entries(self) -> Iterator[tuple[int, InstanceSettings]]:
         """The instance entries that are valid by themselves, with their positions."""

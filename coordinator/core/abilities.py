@@ -1,6 +1,7 @@
 """What an engine protocol may be able to do besides core.ports.EngineProtocol; each is looked for in its class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from .instance import Instance
@@ -65,4 +66,42 @@ class PreparingEngine(Protocol):
 
         Called once for each request, before its first placement.
         """
+        ...
+
+
+@runtime_checkable
+class AnsweringEngine(Protocol):
+    """A SplitEngine (core.ports) whose serving halves talk back to the one that holds the streams."""
+
+    def answer_with(self, say: Callable[[bytes], None]) -> None:
+        """For a serving half: `say` sends bytes to the other one."""
+        ...
+
+    def answered(self, data: bytes) -> None:
+        """Take what a serving half has sent."""
+        ...
+
+
+@dataclass(slots=True)
+class News:
+    """What an instance last told about itself.
+
+    Attributes:
+        waiting: requests that wait in it.
+        cache_usage: part of its KV cache that is in use, 0 to 1.
+        blocks: hashes of the blocks in its prefix cache; the oldest come first.
+    """
+
+    waiting: int = 0
+    cache_usage: float = 0.0
+    blocks: dict[bytes, None] = field(default_factory=dict)
+
+
+@runtime_checkable
+class InformingEngine(Protocol):
+    """An engine protocol whose instances tell how they are, for policies that go by it."""
+
+    @property
+    def news(self) -> Mapping[str, News]:
+        """The last of each instance that has told any, by its id; the same mapping all the time."""
         ...

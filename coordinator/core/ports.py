@@ -114,10 +114,7 @@ class Placement(Stages, Protocol):
         ...
 
     def skip_prefill(self) -> None:
-        """Decode serves the request alone: prefill's share of the load ends, and its stage is not timed.
-
-        Nothing is pinned, and `prefilled` does nothing from here on.
-        """
+        """Decode serves the request alone: prefill's share ends untimed, and `prefilled` does nothing then."""
         ...
 
     def candidates(self, role: Role) -> Sequence[tuple[Instance, int]]:
@@ -125,10 +122,7 @@ class Placement(Stages, Protocol):
         ...
 
     def hand_to(self, instance: Instance) -> bool:
-        """Give the load of a role (the instance's own) to one of its candidates.
-
-        False, and nothing has changed: that load is given back already, or the instance has left.
-        """
+        """Give a role's load to one of its candidates; False: it is given back already, or the instance has left."""
         ...
 
     def another_decode(self, failure: EngineFailed) -> bool:

@@ -9,6 +9,8 @@ from .accounting import Accounting
 from .load_balance import LoadBalance, LoadBalanceOptions
 from .policy import Policy
 from .round_robin import RoundRobin
+from .xllm_cache_aware import XllmCacheAware
+from .xllm_slo import XllmSlo, XllmSloOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class _BuiltIn:
 _BUILT_IN: Mapping[str, _BuiltIn] = {
     "load_balance": _BuiltIn(LoadBalance, LoadBalanceOptions),
     "round_robin": _BuiltIn(RoundRobin, Accounting),
+    "xllm_cache_aware": _BuiltIn(XllmCacheAware, Accounting),
+    "xllm_slo": _BuiltIn(XllmSlo, XllmSloOptions),
 }
 
 POLICY_NAMES = tuple(_BUILT_IN)

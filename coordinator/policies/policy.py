@@ -1,9 +1,10 @@
 """The interface of this shelf: how to choose one of several instances that could all serve."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from coordinator.core.abilities import News
 from coordinator.core.instance import Instance, Role
 from coordinator.core.request import Ask, Deadlines, Request
 
@@ -52,6 +53,9 @@ class Demand:
     busiest: int
 
 
+_NO_NEWS = News()
+
+
 @runtime_checkable
 class Policy(Protocol):
     """One way to choose. Derive from this class to get its defaults; the conformance kit tells whether yours is one.
@@ -86,6 +90,25 @@ class Policy(Protocol):
     def chosen(self, instance: Instance, request: Request) -> None:  # noqa: ARG002
         """The request was given to the instance: the place to remember something. Called only if `per_request`."""
         return
+
+
+class InformedPolicy(Policy):
+    """A policy that goes by what instances tell about themselves, too."""
+
+    def __init__(self) -> None:
+        self._sources: Sequence[Mapping[str, News]] = ()
+
+    def inform(self, sources: Sequence[Mapping[str, News]]) -> None:
+        """Go by these from here on, by instance ids; they change by themselves."""
+        self._sources = sources
+
+    def news_of(self, instance: Instance) -> News:
+        """The last that an instance has told; what a silent and empty one would tell, if it has told nothing."""
+        for source in self._sources:
+            found = source.get(instance.id)
+            if found is not None:
+                return found
+        return _NO_NEWS
 
 
 @dataclass(frozen=True, slots=True)

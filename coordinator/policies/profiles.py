@@ -4,6 +4,7 @@ A quadratic for the time to first token over the prompt's length, a plane for th
 of requests and their tokens, each fitted by least squares.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -11,6 +12,9 @@ from typing import Self
 from coordinator.core.instance import Instance
 
 LEAST_PIVOT = 1e-12
+MOST_FITS = 4096  # of instances that are remembered
+
+Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,7 @@ class PrefillProfile:
     @classmethod
     def of(cls, instance: Instance) -> Self | None:
         """The profile of an instance; None: it has registered none, or too few points."""
-        points = _points(instance, "ttft_profiling_data", 2)
-        fitted = least_squares([(1.0, length, length * length) for length, _ in points], [ms for _, ms in points])
+        fitted = _quadratic(_points(instance, "ttft_profiling_data", 2))
         return None if fitted is None else cls(fitted)
 
     def ttft_ms(self, tokens: float) -> float:
@@ -44,9 +47,7 @@ class DecodeProfile:
 
         Points are [length, batch, ms]: a batch of so many requests of that length each.
         """
-        points = _points(instance, "tpot_profiling_data", 3)
-        rows = [(1.0, batch, length * batch) for length, batch, _ in points]
-        fitted = least_squares(rows, [ms for *_, ms in points])
+        fitted = _plane(_points(instance, "tpot_profiling_data", 3))
         return None if fitted is None else cls(fitted)
 
     def tpot_ms(self, requests: float, tokens: float) -> float:
@@ -82,8 +83,18 @@ def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> t
     return tuple(matrix[at][size] / matrix[at][at] / scales[at] for at in range(size))
 
 
-def _points(instance: Instance, key: str, size: int) -> list[tuple[float, ...]]:
+@functools.lru_cache(MOST_FITS)
+def _quadratic(points: Points) -> tuple[float, ...] | None:
+    return least_squares([(1.0, length, length * length) for length, _ in points], [ms for _, ms in points])
+
+
+@functools.lru_cache(MOST_FITS)
+def _plane(points: Points) -> tuple[float, ...] | None:
+    return least_squares([(1.0, batch, length * batch) for length, batch, _ in points], [ms for *_, ms in points])
+
+
+def _points(instance: Instance, key: str, size: int) -> Points:
     given = instance.options.get(key, ())
     if not isinstance(given, Sequence):
-        return []
-    return [tuple(point) for point in given if len(point) == size]
+        return ()
+    return tuple(tuple(point) for point in given if len(point) == size)

@@ -103,6 +103,13 @@ class Requests(_Message):
     output_tokens: int
 
 
+class Said(_Message):
+    """A message for the other half of the engine protocol `engine`; opaque here."""
+
+    engine: str
+    data: bytes
+
+
 class Snapshot(_Message):
     """The metrics, as `Metrics.snapshot` gives them, packed; `number` is the question's, 0 for last words."""
 
@@ -111,4 +118,4 @@ class Snapshot(_Message):
 
 
 Down = Start | View | Told | Drain | AskMetrics
-Up = Serving | Failed | Charge | Credit | Requests | Snapshot
+Up = Serving | Failed | Charge | Credit | Requests | Said | Snapshot

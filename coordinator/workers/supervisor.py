@@ -11,6 +11,7 @@ from pathlib import Path
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
 from coordinator.controlplane import ControlPlane
+from coordinator.core.abilities import AnsweringEngine
 from coordinator.core.errors import EngineFailed, Side
 from coordinator.core.instance import Instance, State
 from coordinator.core.ports import SplitEngine
@@ -19,7 +20,7 @@ from coordinator.parts import make_engines, make_tokenizers
 from coordinator.scheduler import LoadBoard, size_bytes
 from coordinator.transport.client import HttpClient
 from coordinator.workers.crew import Crew
-from coordinator.workers.messages import Charge, Credit, Requests, Start, Told, Up
+from coordinator.workers.messages import Charge, Credit, Requests, Said, Start, Told, Up
 from coordinator.workers.port import ReservedPort
 from coordinator.workers.slots import Slots
 from coordinator.workers.sums import MetricSums
@@ -169,7 +170,11 @@ class Supervisor:
         return lambda worker, data: self.crew.tell(worker, Told(engine, data))
 
     def _heard(self, message: Up) -> None:
-        if isinstance(message, Requests):
+        if isinstance(message, Said):
+            engine = self._engines[message.engine]
+            if isinstance(engine, AnsweringEngine):
+                engine.answered(message.data)
+        elif isinstance(message, Requests):
             self.control.traffic.note(message.prompt_bytes, message.output_tokens, message.count)
         elif isinstance(message, Charge | Credit):
             asked = (message.instance, message.url)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
+from coordinator.core.abilities import AnsweringEngine
 from coordinator.core.errors import Draining
 from coordinator.core.instance import Instance
 from coordinator.core.ports import KvHolder, SplitEngine
@@ -15,6 +16,7 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_policies, make_tokenizers
+from coordinator.policies import inform
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
 from coordinator.transport.client import HttpClient
 from coordinator.workers.messages import (
@@ -23,6 +25,7 @@ from coordinator.workers.messages import (
     Drain,
     Failed,
     Requests,
+    Said,
     Serving,
     Snapshot,
     Start,
@@ -68,10 +71,15 @@ class Worker:
         self._halves = {name: engine for name, engine in self._engines.items() if isinstance(engine, SplitEngine)}
         for half in self._halves.values():
             half.follow()
+        for name, half in self._halves.items():
+            if isinstance(half, AnsweringEngine):
+                half.answer_with(self._sayer(name))
         self._mirror = Mirror(self._pass_on, self._board)
         self._metrics.add_gauge("kv_pinned_requests", self._read_pinned)
         self._scheduler = Scheduler(
-            make_policies(settings), max_queue=settings.limits.max_queue, fallback=settings.scheduling.fallback
+            inform(make_policies(settings), self._engines.values()),
+            max_queue=settings.limits.max_queue,
+            fallback=settings.scheduling.fallback,
         )
         self._shared = SharedLoads(self._board)
         self._scheduler.share(self._shared)
@@ -208,6 +216,10 @@ class Worker:
         """Tell how an instance does; the supervisor's log may say so at once, and ours should not lag behind."""
         self._say(message)
         self._flush()
+
+    def _sayer(self, engine: str) -> Callable[[bytes], None]:
+        """Sends an engine's own messages to its half in the supervisor."""
+        return lambda data: self._say(Said(engine, data))
 
     def _read_pinned(self) -> Iterator[tuple[tuple[str], int]]:
         """Ended requests whose KV is still to be released; what live ones keep is on the board."""

@@ -1,22 +1,16 @@
 """The chart in the hands of Helm's engine."""
 
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helm_process import Helm, engine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
-from helm_process import Helm
-
-CHART = Path(__file__).parents[2] / "deploy/helm/pd-coordinator"
+sys.path.insert(0, str(Path(__file__).parents[1] / "repo"))
 
 
 @pytest.fixture(scope="session")
 def helm() -> Iterator[Helm]:
-    if platform.machine() != "x86_64":
-        pytest.skip("Helm's engine comes as a wheel for x86-64")
-    engine = Helm(CHART)
-    yield engine
-    engine.close()
+    """One process of Helm for all tests."""
+    yield from engine()

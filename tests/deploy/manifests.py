@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from helm_process import Helm
+from helm_process import CHART, Helm
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy/helm/pd-coordinator"
+ROOT = CHART.parents[2]
 VALUE_FILES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 VALUE_SETS = {path.stem: yaml.safe_load(path.read_text()) for path in VALUE_FILES}
 

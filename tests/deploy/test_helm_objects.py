@@ -8,8 +8,8 @@ import sys
 import kubernetes_validate
 import pytest
 import yaml
-from helm_process import NAMESPACE, HelmError
-from manifests import CHART, VALUE_SETS, cluster_yaml, container, merged, notes, objects, one, pod
+from helm_process import CHART, NAMESPACE, HelmError
+from manifests import VALUE_SETS, cluster_yaml, container, merged, notes, objects, one, pod
 
 from coordinator.config import Settings
 from coordinator.observability.metrics import Metrics

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from helm_process import HelmError
-from manifests import CHART, ROOT, VALUE_SETS, leaves, merged
+from helm_process import CHART, HelmError
+from manifests import ROOT, VALUE_SETS, leaves, merged
 
 VALUES_TEXT = (CHART / "values.yaml").read_text()
 VALUES = yaml.safe_load(VALUES_TEXT)
@@ -151,7 +151,7 @@ def test_every_value_has_an_effect(helm, path):
 
 @pytest.mark.parametrize("path", sorted(REFUSED))
 def test_values_that_do_not_go_with_the_others_have_an_effect(helm, path):
-    with pytest.raises(HelmError, match="MindIE has one coordinator|add an ipBlock"):
+    with pytest.raises(HelmError, match=r"MindIE has one coordinator|add an ipBlock"):
         helm.render(with_default(path))
 
 

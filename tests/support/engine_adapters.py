@@ -11,6 +11,7 @@ from engine_world import Watcher, chat, instance, until
 from fake_instances import FakeDecode, FakeInstance, envelope
 from microserving_adapter import MicroservingAdapter
 from pair_adapters import SglangAdapter, VllmAdapter
+from xllm_adapter import XllmAdapter
 
 from coordinator.engines.hybrid import HybridEngine
 from coordinator.engines.mindie import MindieEngine
@@ -160,7 +161,7 @@ class HybridAdapter(Adapter):
         return {call.header("x-request-id") for call in given_up}
 
 
-ADAPTERS = (MindieAdapter, HybridAdapter, VllmAdapter, SglangAdapter, MicroservingAdapter)
+ADAPTERS = (MindieAdapter, HybridAdapter, VllmAdapter, SglangAdapter, MicroservingAdapter, XllmAdapter)
 
 
 def say(text, *, stream=True):

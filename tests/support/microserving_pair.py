@@ -7,7 +7,7 @@ import json
 from engine_world import GUARD_S, Out, Watcher, context, held, instance, request, scheduler, until
 from fake_instances import FakeInstance
 
-from coordinator.engines.microserving import MicroservingEngine
+from coordinator.engines.microserving import MicroservingEngine, pattern_of
 from coordinator.engines.microserving.settings import checked_settings
 
 COMPLETIONS = "/v1/completions"
@@ -184,7 +184,7 @@ class Decode(Engine):
             return
         call.open_stream()
         if body.get("echo"):
-            call.chunk(self.event(body, [self.choice(" ".join(prompt), None, 0, {}, [])]))
+            call.chunk(self.event(body, [self.choice(" ".join(map(str, prompt)), None, 0, {}, [])]))
         for word in said:
             call.chunk(self.event(body, [self.choice(word, None, at, config, [word]) for at in range(count)]))
         await self.after.wait()
@@ -227,9 +227,9 @@ class Decode(Engine):
 class World:
     """Prefill and decode instances around an engine, and a scheduler."""
 
-    def __init__(self, *, prefills=1, decodes=1, hybrid=False, tokenizer=None, **settings):
+    def __init__(self, *, prefills=1, decodes=1, hybrid=False, tokenizer=None, router=None, **settings):
         self.context = context(settings=checked_settings(settings))
-        self.engine = MicroservingEngine(self.context)
+        self.engine = (MicroservingEngine if router is None else pattern_of(router))(self.context)
         if tokenizer is not None:
             self.engine._tokenizer = lambda instance: tokenizer
         self.prefills = [Prefill() for _ in range(0 if hybrid else prefills)]
@@ -351,6 +351,19 @@ class Run:
         return self.chunks[-1]["usage"]
 
 
+class Words:
+    """The text of ids: each word with a space before it."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def push(self, ids):
+        return "".join(f" {self.words[number]}" for number in ids)
+
+    def end(self):
+        return ""
+
+
 class WordTokenizer:
     """Tokens are words; ids stand for words that have been seen."""
 
@@ -365,6 +378,9 @@ class WordTokenizer:
         if word not in self.words:
             self.words.append(word)
         return self.words.index(word)
+
+    def detokenizer(self, prompt_ids=(), *, skip_special=True):
+        return Words(self.words)
 
     async def chat(self, messages, *, tools=None, add_generation_prompt=True, extra=()):
         return " ".join(["<chat>", *(message["content"] for message in messages), "<answer>"])

@@ -114,6 +114,11 @@ class KvBudget:
             return self.limits.request_bytes
         return min(self.limits.request_bytes, math.ceil(tokens * per_token * (1 + SLACK_SHARE)) + SLACK_BYTES)
 
+    def expected_bytes(self, kind: Hashable, tokens: int) -> int:
+        """What will probably come for a prompt; 0: nothing is known."""
+        known = self.limits.bytes_per_token is not None or kind in self._per_token
+        return self.estimate_bytes(kind, tokens) if known else 0
+
     # --- for rooms
 
     async def grow(self, room: "Room", more_bytes: int) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it once; it writes to standard error past our log
 
 import grpc
 from grpc import aio
@@ -110,10 +113,8 @@ class Worker:
 
     async def aclose(self) -> None:
         """Close the channel; calls that still run fail."""
-        for call, timer in self._partings.items():
-            timer.cancel()
-            call.cancel()
-        self._partings.clear()
+        for call in tuple(self._partings):
+            call.cut()
         await self._channel.close()
 
 
@@ -158,10 +159,11 @@ class Call:
         """Let the worker end a call by itself that has said all it had to say, within a second."""
         if self._call.done():
             return
-        self._partings[self] = asyncio.get_running_loop().call_later(PARTING_S, self._part)
-        self._call.add_done_callback(lambda _: self._part())
+        self._partings[self] = asyncio.get_running_loop().call_later(PARTING_S, self.cut)
+        self._call.add_done_callback(lambda _: self.cut())
 
-    def _part(self) -> None:
+    def cut(self) -> None:
+        """End a call that was left to its worker."""
         timer = self._partings.pop(self, None)
         if timer is not None:
             timer.cancel()

@@ -32,16 +32,18 @@ class KvBuffer:
         self._buffer.write(decode_head(wire_id))
         self._layer_idx = self._block_idx = -1
 
-    async def add(self, message: bytes) -> bool:
-        """Take one message of the prefill stream; returns whether it was the last one.
+    async def add(self, message: bytes | None) -> bool:
+        """Take one message of the prefill stream, None for its end; returns whether this was the KV's last.
 
         Waits for memory where more comes than was reserved, and lets the loop turn between parts of a long block.
 
         Raises:
-            EngineFailed: the message is none, is out of order, is another request's, or the KV ends without a layer.
+            EngineFailed: the message is none, is out of order or another request's, or the KV ends too early.
             KvTooLarge: it is more than one request may have.
             KvMemoryFull: there is no more memory.
         """
+        if message is None:
+            raise self._bad("the stream ends without `done`", "ended_early")
         try:
             read = read_kv(message)
         except WireError as error:
@@ -88,8 +90,8 @@ class KvBuffer:
             raise self._bad("a block without data")
         self._layer_idx, self._block_idx = block.layer_idx, block.block_idx
 
-    def _bad(self, why: str) -> EngineFailed:
-        return EngineFailed(side_of(self._prefill), self._prefill.id, "bad_reply", detail=f"KV: {why}")
+    def _bad(self, why: str, reason: str = "bad_reply") -> EngineFailed:
+        return EngineFailed(side_of(self._prefill), self._prefill.id, reason, detail=f"KV: {why}")
 
 
 class Payload:
@@ -98,6 +100,7 @@ class Payload:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size_bytes = len(data)
+        self.dropped = False
 
     def __call__(self) -> bytes:
         """The bytes."""
@@ -106,3 +109,4 @@ class Payload:
     def drop(self) -> None:
         """Let go of them."""
         self._data = b""
+        self.dropped = True

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from coordinator.core.errors import BadRequest, EngineFailed
 from coordinator.core.instance import Instance, Role
@@ -18,6 +18,7 @@ from coordinator.engines.microserving.handoff import Handoff
 from coordinator.engines.microserving.means import Means
 from coordinator.engines.microserving.settings import (
     ROUND_ROBIN,
+    MicroservingSettings,
     checked_options,
     checked_settings,
     settings_of,
@@ -74,17 +75,20 @@ class MicroservingEngine:
         self._context.log.error("instance %s cannot be used: %s", instance.id, problem)
         watcher.unlinked(problem)
 
-    def _problem(self, instance: Instance) -> str | None:
-        if instance.role is not Role.DECODE or self._settings.mode == ROUND_ROBIN:
-            return None
-        if "recv_rank" not in instance.options:
-            return "a decode instance needs recv_rank, its first PE in the NVSHMEM world"
-        if self._settings.balanced and not self._has_tokenizer(instance):
-            return "pd_balance_factor needs a tokenizer, to count tokens: set cluster.tokenizer"
-        return None
+    @classmethod
+    def check(
+        cls, settings: Mapping[str, object], instances: Sequence[Instance], default: object
+    ) -> Iterator[tuple[Instance, str]]:
+        """What instances lack for the mode; see engines.table.HasChecks."""
+        for instance in instances:
+            has_tokenizer = default is not None or "tokenizer" in instance.options
+            problem = lack_of(settings_of(settings), instance, has_tokenizer=has_tokenizer)
+            if problem is not None:
+                yield instance, problem
 
-    def _has_tokenizer(self, instance: Instance) -> bool:
-        return "tokenizer" in instance.options or self._tokenizer(instance) is not None
+    def _problem(self, instance: Instance) -> str | None:
+        has_tokenizer = "tokenizer" in instance.options or self._tokenizer(instance) is not None
+        return lack_of(self._settings, instance, has_tokenizer=has_tokenizer)
 
     def _tokenizer(self, instance: Instance) -> Tokenizer | None:
         return self._context.tokenizers.of(instance)
@@ -135,9 +139,7 @@ class MicroservingEngine:
         fields = body_fields(request)
         decode = placement.decode
         progress = progress_of(request, fields, uuid.uuid4().hex)
-        pause_s = PAUSES_S[min(progress.preempts, len(PAUSES_S) - 1)]
-        if pause_s:
-            await asyncio.sleep(pause_s)
+        await pause(progress.preempts)
         tokenizer = self._tokenizer(decode)
         alone = placement.prefill.address == decode.address or self._settings.mode == ROUND_ROBIN
         if alone:
@@ -157,3 +159,21 @@ class MicroservingEngine:
     async def aclose(self) -> None:
         """Free what can still be freed."""
         await self._means.errands.aclose(CLOSE_S)
+
+
+def lack_of(settings: MicroservingSettings, instance: Instance, *, has_tokenizer: bool) -> str | None:
+    """What an instance lacks for the mode, in a sentence."""
+    if instance.role is not Role.DECODE or settings.mode == ROUND_ROBIN:
+        return None
+    if "recv_rank" not in instance.options:
+        return "a decode instance needs recv_rank, its first PE in the NVSHMEM world"
+    if settings.balanced and not has_tokenizer:
+        return "pd_balance_factor needs a tokenizer, to count tokens: set cluster.tokenizer"
+    return None
+
+
+async def pause(preempts: int) -> None:
+    """Wait before another attempt, by how often the request was preempted."""
+    pause_s = PAUSES_S[min(preempts, len(PAUSES_S) - 1)]
+    if pause_s:
+        await asyncio.sleep(pause_s)

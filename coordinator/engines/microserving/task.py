@@ -219,29 +219,45 @@ async def _with_sent(
     prompt: Raw, progress: Progress, tokenizer: Tokenizer | None, *, count: bool
 ) -> tuple[Raw, int | None]:
     """The prompt of this attempt: the client's and what was generated, as token ids where they must be counted."""
-    if _is_ids(prompt):
-        if not (progress.text or count):
-            return prompt, None
-        ids = token_ids(prompt)
-        if progress.text:
-            assert tokenizer is not None, "without a tokenizer nothing goes on after token ids"
-            ids += await tokenizer.encode(progress.text, special=False)
-            prompt = Raw(msgspec.json.encode(ids))
-        return prompt, len(ids)
-    if not (progress.text or count):
+    said = progress.text
+    if not (said or count):
         return prompt, None
+    if _is_ids(prompt):
+        ids = token_ids(prompt)
+        if said:
+            assert tokenizer is not None, "without a tokenizer nothing goes on after token ids"
+            ids = (await _with_generated(ids, said, tokenizer))[0]
+        return Raw(msgspec.json.encode(ids)), len(ids)
     words = text(prompt)
     if words is None:
         raise BadRequest("`prompt` is not valid text")
-    words += progress.text
     if not count:
-        return Raw(msgspec.json.encode(words)), None
+        return Raw(msgspec.json.encode(words + said)), None
+    ids = await _counted(words, said, tokenizer)
+    return Raw(msgspec.json.encode(ids)), len(ids)
+
+
+async def _counted(words: str, said: str, tokenizer: Tokenizer | None) -> list[int]:
+    """The ids of a text and of what was generated after it."""
     if tokenizer is None:
         raise BadRequest("this model has no tokenizer here: send the prompt as token ids")
     ids = await tokenizer.encode(words, special=False)
     if not ids:
         raise BadRequest("`prompt` is empty")
-    return Raw(msgspec.json.encode(ids)), len(ids)
+    if not said:
+        return ids
+    longer, faithful = await _with_generated(ids, said, tokenizer)
+    return longer if faithful else await tokenizer.encode(words + said, special=False)
+
+
+async def _with_generated(ids: list[int], said: str, tokenizer: Tokenizer) -> tuple[list[int], bool]:
+    """The ids of a prompt and of what was generated after it, and whether they stand for just this text.
+
+    Encoded by itself the generated text begins where its first token began. Some tokenizers put a space in front.
+    """
+    more = await tokenizer.encode(said, special=False)
+    text_of = tokenizer.detokenizer(ids)
+    return ids + more, text_of.push(more) + text_of.end() == said
 
 
 def _with_limit(own: Fields, last: Fields, progress: Progress) -> Fields:

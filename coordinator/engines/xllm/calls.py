@@ -5,6 +5,7 @@ import time
 
 import msgspec
 
+from coordinator.core.errors import EngineFailed, Side
 from coordinator.core.instance import Address, Instance
 from coordinator.core.request import Headers
 from coordinator.engines.http_leg import failed, refusal
@@ -18,6 +19,7 @@ COMPLETIONS = "/xllm.proto.XllmAPIService/Completions"
 LINK = "/xllm.proto.DisaggPDService/LinkInstance"
 UNLINK = "/xllm.proto.DisaggPDService/UnlinkInstance"
 MAX_REPLY_BYTES = 1 << 20
+EMPTY = (b"", b"{}")  # a message without fields
 
 
 class LinkError(Exception):
@@ -80,6 +82,8 @@ class EngineCalls:
             raise failed(prefill, error) from error
         if reply.status != 200:
             raise refusal(prefill, reply.status, reply.headers, reply.body)
+        if reply.body.strip() not in EMPTY:
+            raise EngineFailed(Side.PREFILL, prefill.id, "bad_reply", detail="the call is answered with something else")
 
     async def health(self, instance: Instance, path: str, within_s: float) -> None:
         """Ask an instance whether it is well; raises RequestError."""

@@ -1,11 +1,12 @@
 """The engine protocol `xllm`: a request goes to prefill, its results come back as calls (xLLM protocol page §5, §6)."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from coordinator.api.writers import writer_of
-from coordinator.core.abilities import Host
+from coordinator.core.abilities import Host, News
 from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
@@ -17,6 +18,7 @@ from coordinator.engines.token_prompts import TokenRequest
 from coordinator.engines.xllm import info, settings
 from coordinator.engines.xllm.answer import PushedAnswer
 from coordinator.engines.xllm.boxes import Boxes
+from coordinator.engines.xllm.bulletin import Bulletin
 from coordinator.engines.xllm.calls import EngineCalls
 from coordinator.engines.xllm.discovery import Discovery
 from coordinator.engines.xllm.fleet import Fleet
@@ -26,8 +28,14 @@ from coordinator.engines.xllm.mailbox import Mailbox
 from coordinator.engines.xllm.models import Models
 from coordinator.engines.xllm.preparing import Way, completion_body, read_request
 from coordinator.engines.xllm.presence import Presence
+from coordinator.engines.xllm.registry import Beat
+from coordinator.engines.xllm.split import Office, Serving, Tell
+from coordinator.policies.block_hashes import block_hashes
 from coordinator.transport.errors import TransportError
 from coordinator.transport.scope import Scope
+
+if TYPE_CHECKING:
+    from coordinator.wire.protobuf.xllm_pb2 import DisaggStreamGeneration
 
 HEALTH_PATH = "/health"
 
@@ -40,16 +48,21 @@ class XllmEngine:
         self._client = context.client
         self._log = context.log
         self._settings = settings.settings_of(context.settings or settings.read_settings({}))
-        self._boxes = Boxes(context.log, on_late=context.metrics.late_frames.labels().inc)
+        self._late = context.metrics.late_frames.labels()
+        self._boxes = Boxes(context.log, on_late=self._late.inc)
         self._calls = EngineCalls(context.client, self._settings.call_timeout_s)
         self._linker = Linker(self._calls, context.log)
-        self._fleet = Fleet(self._linker, self._boxes.lose, context.log)
-        self._inbound = Inbound(self._settings, self._fleet, self._boxes.deliver, context.log)
+        self._fleet = Fleet(self._linker, self._lose, context.log)
+        self._inbound = Inbound(self._settings, self._fleet, self._deliver, context.log)
         self._linker.ready = self._inbound.open
         self._models = Models(context.client)
         self._pairable: set[object] = set()
         self._discovery: Discovery | None = None
         self._presence: Presence | None = None
+        self._office: Office | None = None
+        self._serving: Serving | None = None
+        self._bulletin = Bulletin()
+        self._fleet.heard = self._hear
 
     # --- instances
 
@@ -68,6 +81,10 @@ class XllmEngine:
         self._context.tokenizers.expect(instance)
         if instance.role is not Role.HYBRID:
             self._pairable.add(instance.key)
+        self._bulletin.add(instance)
+        if self._serving is not None:
+            watcher.linked()
+            return
         self._inbound.want()
         self._fleet.attach(instance, watcher)
 
@@ -75,6 +92,9 @@ class XllmEngine:
         """Undo its links and close idle connections."""
         self._pairable.discard(instance.key)
         self._models.forget(instance)
+        self._bulletin.remove(instance)
+        if self._office is not None:
+            self._office.forget(instance)
         await self._fleet.detach(instance)
         self._client.close_address(instance.address)
 
@@ -88,7 +108,10 @@ class XllmEngine:
                 self._fleet.unreached(instance)
             raise
         self._fleet.reached(instance)
-        return await self._models.of(instance, self._context.health_timeout_s)
+        name = await self._models.of(instance, self._context.health_timeout_s)
+        if name is not None and self._office is not None:
+            self._office.serves(instance, name)
+        return name
 
     async def discover(self, host: Host) -> None:
         """Register in etcd and follow who else does; see core.abilities.DiscoveringEngine."""
@@ -100,6 +123,56 @@ class XllmEngine:
         self._discovery.start()
         self._presence = Presence(self._settings, self._inbound.address, self._client, self._discovery, self._log)
         self._presence.start()
+
+    def _hear(self, beat: Beat) -> None:
+        self._bulletin.note(beat)
+        if self._office is not None:
+            self._office.beaten(beat)
+
+    @property
+    def news(self) -> Mapping[str, News]:
+        """What instances tell about themselves; see core.abilities.InformingEngine."""
+        return self._bulletin.news
+
+    # --- over several processes (core.ports.SplitEngine, core.abilities.AnsweringEngine)
+
+    def own(self, tell: Tell) -> None:
+        """Become the half that instances call."""
+        self._office = Office(tell, on_late=self._late.inc)
+        self._inbound.on_open = self._office.opened
+
+    def introduce(self, worker: int) -> None:
+        """Tell a process that has just started what the others know."""
+        if self._office is not None:
+            self._office.introduce(worker)
+
+    def follow(self) -> None:
+        """Become a half that is told what instances say."""
+        self._serving = Serving(self._boxes, self._log, learn=self._models.learn, heard=self._bulletin.note)
+
+    def told(self, data: bytes) -> None:
+        """Take a message of the half that instances call."""
+        if self._serving is not None:
+            self._serving.told(data)
+
+    def answer_with(self, say: Callable[[bytes], None]) -> None:
+        """Tell the half that instances call which requests are over."""
+        if self._serving is not None:
+            self._serving.say = say
+
+    def answered(self, data: bytes) -> None:
+        """Take a message of a serving half."""
+        if self._office is not None:
+            self._office.heard(data)
+
+    def _deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float) -> list[bool]:
+        receiver = self._boxes if self._office is None else self._office
+        return receiver.deliver(results, now_s)
+
+    def _lose(self, instance_id: str, why: str) -> None:
+        self._boxes.lose(instance_id, why)
+        if self._office is not None:
+            self._office.lost(instance_id, why)
 
     # --- requests
 
@@ -115,7 +188,8 @@ class XllmEngine:
         except RequestError:
             return request
         ids = asked.prompt.ids
-        return replace(request, ask=replace(request.ask, prompt_tokens=len(ids)), prepared=Prepared(ids, (), asked))
+        hashes = block_hashes(ids) if self._bulletin.has_blocks else ()
+        return replace(request, ask=replace(request.ask, prompt_tokens=len(ids)), prepared=Prepared(ids, hashes, asked))
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
         """Run one attempt: dispatch to prefill, results from both as they are pushed.
@@ -137,8 +211,13 @@ class XllmEngine:
         box = self._box(request, asked, placement, out)
         with self._boxes.registered(wire_id, box):
             placement.prefill_sent(wire_id)
-            await self._start(request, asked, placement, wire_id, box)
-            return await box.done
+            try:
+                await self._start(request, asked, placement, wire_id, box)
+                return await box.done
+            except BaseException:
+                if self._serving is not None:
+                    self._serving.over(wire_id)
+                raise
 
     def _box(self, request: Request, asked: TokenRequest, placement: Placement, out: Out) -> Mailbox:
         model = request.ask.model or self._models.known(placement.prefill) or ""
@@ -171,7 +250,7 @@ class XllmEngine:
             box.on_settled = None
 
     def _service_address(self) -> str:
-        return self._inbound.address
+        return self._inbound.address if self._serving is None else self._serving.service
 
     async def _serve_alone(self, request: Request, placement: Placement, out: Out) -> Outcome:
         """An instance that does both speaks plain OpenAI."""

@@ -43,6 +43,7 @@ class Fleet:
         self._linker = linker
         self._lose = lose
         self._log = log
+        self._met: set[str] = set()
         self._away: set[str] = set()
         self.registered: Registered | None = None
         self.heard: Callable[[Beat], None] | None = None
@@ -65,11 +66,13 @@ class Fleet:
         unit = self._linker.units.get(name)
         if unit is not None and unit.release(instance):
             self._away.discard(name)
+            self._met.discard(name)
             await self._linker.leave(unit)
 
     def reached(self, instance: Instance) -> None:
         """A health check went well; after one that could not connect, the instance may have been started anew."""
         name = instance.address.netloc
+        self._met.add(name)
         if name in self._away:
             self._away.discard(name)
             unit = self._linker.units.get(name)
@@ -77,8 +80,9 @@ class Fleet:
                 unit.break_off("it was away")
 
     def unreached(self, instance: Instance) -> None:
-        """A health check could not connect."""
-        self._away.add(instance.address.netloc)
+        """A health check could not connect; before the first one that went well that means nothing."""
+        if instance.address.netloc in self._met:
+            self._away.add(instance.address.netloc)
 
     # --- heartbeats and registrations
 

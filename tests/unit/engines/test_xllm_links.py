@@ -121,6 +121,7 @@ async def test_decode_closes_its_link_to_a_prefill_that_leaves():
 async def test_an_instance_that_was_away_is_linked_anew():
     async with Pair() as pair:
         port = pair.d.address.port
+        await pair.engine.probe(pair.instances["d0"])
         await pair.d.refuse()
         with pytest.raises(EngineFailed):
             await pair.engine.probe(pair.instances["d0"])

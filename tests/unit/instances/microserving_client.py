@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 
-from openai_client import Events, opened, post
+from openai_client import Events, opened, post, until
 
 from instances.options import Options
 from instances.run import Fleet
@@ -110,12 +110,16 @@ async def expected(prompt=PROMPT, **more):
 
 
 async def never_answers(instance, path, body, seconds=0.1):
-    """Whether a call hangs."""
-    try:
-        async with asyncio.timeout(seconds):
-            await post(instance, path, body)
-    except TimeoutError:
-        return True
+    """Whether a call hangs, so long after it has arrived; its caller leaves then."""
+    known = instance.records.total
+    async with opened(instance, path, body) as request:
+        await until(lambda: instance.records.total > known and list(instance.records)[-1].body)
+        try:
+            async with asyncio.timeout(seconds):
+                await request.head()
+        except TimeoutError:
+            request.leave()
+            return True
     return False
 
 

@@ -11,6 +11,7 @@ import pytest
 from mindie_client import call
 
 from instances.cli import add_arguments, read_options
+from instances.disaggpb import settings as disaggpb
 from instances.faults import COMMON_MENU
 from instances.microserving import settings as microserving
 from instances.mindie import settings as mindie
@@ -20,7 +21,8 @@ from instances.sglang import settings as sglang
 from instances.vllm import settings as vllm
 from instances.xllm import settings as xllm
 
-ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang, "microserving": microserving, "xllm": xllm}
+ENGINES = {"mindie": mindie, "vllm": vllm, "sglang": sglang, "microserving": microserving, "xllm": xllm,
+           "disaggpb": disaggpb}  # fmt: skip
 PAGE = (Path(__file__).parents[3] / "docs" / "simulators.md").read_text()
 
 

@@ -36,7 +36,7 @@ def marked(fault):
 
 async def test_decode_overtakes_prefill():
     async with Cluster() as cluster:
-        prompt = marked("overtaken=0.2")
+        prompt = marked("overtaken=1")
         ident = await cluster.send(prompt, stream=True)
         await until(lambda: any(gen.finished_on_prefill_instance for gen in cluster.service.gens[ident]))
         gens = cluster.service.gens[ident]
@@ -185,7 +185,7 @@ async def test_heartbeats():
         name, beats = cluster.decode.engine.name, cluster.service.beats
         await until(lambda: len(beats[name]) > 1)
         assert {beat.incarnation_id for beat in beats[name]} == {cluster.decode.engine.presence.incarnation_id}
-        ident = await cluster.send(marked("stall@4=0.3"), stream=True)
+        ident = await cluster.send(marked("stall@4=1"), stream=True)
         await until(lambda: any(beat.load_metrics.gpu_cache_usage_perc > 0 for beat in beats[name]))
         await cluster.service.over(ident)
         await until(lambda: any(beat.latency_metrics.recent_max_tbt for beat in beats[name]))
@@ -193,10 +193,9 @@ async def test_heartbeats():
         cluster.decode.faults.replace(["wrong_incarnation"])
         await until(lambda: beats[name][-1].incarnation_id == "another")
         cluster.decode.faults.replace(["silence"])
-        await asyncio.sleep(0.1)
         seen = len(beats[name])
-        await asyncio.sleep(0.2)
-        assert len(beats[name]) == seen
+        await asyncio.sleep(0.3)
+        assert len(beats[name]) <= seen + 1  # one may have been on its way
 
 
 async def test_waiting_requests_are_told():

@@ -168,7 +168,7 @@ async def test_decode_without_room_is_asked_again_and_again():
 
 async def test_real_blocks_run_out():
     async with Cluster(decode={"blocks": 3, "block_tokens": 16}) as cluster:
-        one = await cluster.send("x [[length:3]] [[fault:stall@1=0.2]]", stream=True)
+        one = await cluster.send("x [[length:3]] [[fault:stall@1=1]]", stream=True)
         await until(lambda: cluster.decode.ledger.count("allocated"))
         two = await cluster.send("y [[length:3]]", stream=True)
         await until(lambda: cluster.decode.engine.decode.full > 0)

@@ -23,7 +23,7 @@ class Unfit:
 
 
 def test_built_in_policies():
-    assert POLICY_NAMES == ("load_balance", "round_robin")
+    assert POLICY_NAMES == ("load_balance", "round_robin", "xllm_cache_aware", "xllm_slo")
     assert isinstance(load_policy("round_robin"), RoundRobin)
     assert isinstance(load_policy("load_balance"), LoadBalance)
     assert load_policy("round_robin") is not load_policy("round_robin")
@@ -46,7 +46,11 @@ def test_a_plug_in():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("least_load", {}, "unknown policy 'least_load'; known: load_balance, round_robin, or module:Class"),
+        (
+            "least_load",
+            {},
+            "unknown policy 'least_load'; known: load_balance, round_robin, xllm_cache_aware, .*, or module:Class",
+        ),
         ("", {}, "unknown policy"),
         (
             "load_balance",

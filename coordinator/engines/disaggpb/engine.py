@@ -1,0 +1,134 @@
+"""The engine protocol `disaggpb`: prefill's KV is collected and goes to decode with the request."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from coordinator.api.writers import writer_of
+from coordinator.core.errors import BadRequest, EngineFailed
+from coordinator.core.instance import Instance
+from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.request import Request
+from coordinator.engines.context import EngineContext
+from coordinator.engines.disaggpb.asking import read_request
+from coordinator.engines.disaggpb.budget import KvBudget, Room
+from coordinator.engines.disaggpb.kv import Payload
+from coordinator.engines.disaggpb.legs import DecodeLeg, Job, fetch_kv, packed
+from coordinator.engines.disaggpb.settings import MISSING, channel_settings, check_options, check_settings, kv_limits
+from coordinator.engines.http_leg import side_of
+from coordinator.engines.token_answers import TokenAnswers
+
+if TYPE_CHECKING:  # the module needs gRPC, which need not be there
+    from coordinator.engines.disaggpb.channel import Worker
+
+
+class DisaggpbEngine:
+    """Engine protocol `disaggpb` (zerfoo): implements core.ports.EngineProtocol."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._settings: dict[str, Any] = dict(check_settings(context.settings))
+        self._workers: dict[object, Worker] = {}
+        self.budget = KvBudget(kv_limits(self._settings))
+        context.metrics.add_gauge("kv_buffered_bytes", lambda: [((), self.budget.buffered_bytes)])
+        context.metrics.add_gauge("kv_waiting_requests", lambda: [((), self.budget.waiting)])
+
+    # --- instances
+
+    @staticmethod
+    def settings(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate the keys of `engines.disaggpb`."""
+        return check_settings(given)
+
+    @staticmethod
+    def options(given: Mapping[str, object]) -> Mapping[str, object]:
+        """Validate an instance's keys; gRPC must be installed where there is one."""
+        return check_options(given)
+
+    def attach(self, instance: Instance, watcher: Watcher) -> None:
+        """Make a channel and begin to connect."""
+        try:
+            from coordinator.engines.disaggpb.channel import Worker  # noqa: PLC0415  # gRPC is an extra
+        except ImportError:
+            watcher.unlinked(MISSING)
+            return
+        settings = channel_settings(self._settings, instance.options)
+        self._workers[instance.key] = Worker(instance, settings, self._context.connect_s)
+        watcher.linked()
+
+    async def detach(self, instance: Instance) -> None:
+        """Close the channel."""
+        worker = self._workers.pop(instance.key, None)
+        if worker is not None:
+            await worker.aclose()
+
+    async def probe(self, instance: Instance) -> str | None:
+        """Connected, and serving as far as the worker's health service says; no model name is told."""
+        await self._worker(instance).probe(self._context.health_timeout_s)
+        return None
+
+    def _worker(self, instance: Instance) -> "Worker":
+        worker = self._workers.get(instance.key)
+        if worker is None:
+            raise EngineFailed(side_of(instance), instance.id, "closed", detail="there is no channel")
+        return worker
+
+    # --- requests
+
+    async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
+        """Run one attempt: KV from prefill, then decode, and where that fails before its first token, another decode.
+
+        Raises:
+            RequestError: see core.errors; EngineFailed names the guilty side.
+
+        Cancellation cancels the call that runs, and gives the memory back.
+        """
+        context, settings, prefill = self._context, self._settings, placement.prefill
+        tokenizer = context.tokenizers.of(prefill)
+        asked = await read_request(
+            request, tokenizer, settings["max_new_tokens"], refuse=settings["unsupported"] == "refuse"
+        )
+        generation, ids = asked.generation, asked.prompt.ids
+        writer = writer_of(request, generation, request.ask.model or prefill.model or "", int(time.time()))
+        answers = TokenAnswers(asked, writer, out)
+        job = Job(
+            wire_id=context.ids.next(),
+            packed_ids=await packed(ids),
+            max_new_tokens=generation.max_tokens or 1,
+            temperature=generation.temperature or 0.0,
+            finished_s=request.deadlines.finished_s,
+        )
+        kind = (prefill.model, prefill.group)
+        with await self.budget.admit(kind, len(ids)) as room:
+            placement.prefill_sent(job.wire_id)
+            payload = await fetch_kv(self._worker(prefill), job, room, self.budget.expected_bytes(kind, len(ids)))
+            placement.prefilled(time.monotonic(), pinned=False)
+            room.settle()
+            await self._decode(placement, job, payload, room, answers, out)
+        answers.end()
+        return COMPLETED
+
+    async def _decode(
+        self, placement: Placement, job: Job, payload: Payload, room: Room, answers: TokenAnswers, out: Out
+    ) -> None:
+        """Until the first token the KV is here, and any decode worker can have it."""
+        while True:
+            try:
+                leg = DecodeLeg(self._worker(placement.decode), job, payload, room, answers)
+                await leg.run(placement, out)
+            except EngineFailed as error:
+                if payload.dropped or not placement.another_decode(error):
+                    raise
+            else:
+                return
+
+    async def call(self, request: Request, instance: Instance) -> Answer:  # noqa: ARG002
+        """These workers answer no other calls."""
+        raise BadRequest("the engines of this model have no such call")
+
+    async def aclose(self) -> None:
+        """Close all channels."""
+        workers = list(self._workers.values())
+        self._workers.clear()
+        for worker in workers:
+            await worker.aclose()
