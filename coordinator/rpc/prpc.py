@@ -20,7 +20,7 @@ from coordinator.wire.prpc import (
     encode_reply,
 )
 
-Method = Callable[[bytes], bytes]
+Method = Callable[[bytes, "Caller"], bytes]
 """Answers one call: payload in, payload out. Called on the event loop, so it must not take long.
 
 Raises:
@@ -47,6 +47,17 @@ class PrpcLimits:
     max_body_bytes: int = 64 << 20
     max_unsent_bytes: int = 4 << 20
     frame_s: float = 30.0
+
+
+class Caller:
+    """One connection, as methods see it.
+
+    Attributes:
+        name: who is at its other end, once a method has found that out; empty until then.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
 
 
 class PrpcServer:
@@ -130,7 +141,7 @@ class PrpcServer:
         if not self._connections:
             self._empty.set()
 
-    def answer(self, frame: Frame) -> bytes:
+    def answer(self, frame: Frame, caller: Caller) -> bytes:
         """Do what one frame asks for; returns the frame of the reply. Hot."""
         meta = frame.meta
         correlation_id = meta.correlation_id
@@ -141,7 +152,7 @@ class PrpcServer:
         if method is None:
             return encode_error(correlation_id, NO_METHOD, "no such method")
         try:
-            return encode_reply(correlation_id, method(frame.expanded(self.limits.max_body_bytes)))
+            return encode_reply(correlation_id, method(frame.expanded(self.limits.max_body_bytes), caller))
         except PayloadError as error:
             return encode_error(correlation_id, error.code, str(error))
         except Exception:  # the border: one call's fault must not end the connection of all others
@@ -175,6 +186,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._parser = PrpcParser(server.limits.max_body_bytes)
         self._transport: asyncio.Transport | None = None
+        self._caller = Caller()
         self.frame_since_s = float("inf")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -197,7 +209,7 @@ class _Connection(asyncio.Protocol):
             if any(not frame.meta.HasField("request") for frame in frames):
                 self.refuse("a frame is no call")
                 return
-            transport.write(b"".join(map(self._server.answer, frames)))
+            transport.write(b"".join([self._server.answer(frame, self._caller) for frame in frames]))
             if transport.get_write_buffer_size() > self._server.limits.max_unsent_bytes:
                 self.refuse("replies are not read")
                 return

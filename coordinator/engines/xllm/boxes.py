@@ -38,8 +38,8 @@ class Boxes:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float) -> list[bool]:
-        """Hand results over; returns for each whether its request goes on. Hot.
+    def deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float, sender: str = "") -> list[bool]:
+        """Hand results over; returns for each whether its request goes on. Hot. `sender`: its name, if it is known.
 
         False is the only way to have an engine end a request (protocol page §5.5).
         """
@@ -52,7 +52,7 @@ class Boxes:
                 wanted.append(False)
                 continue
             try:
-                wanted.append(box.take(told, now_s))
+                wanted.append(box.take(told, now_s, sender))
             except Exception as error:  # noqa: BLE001  # the border: one request's fault must not end others
                 self._log.exception("a request failed inside the coordinator")
                 box.fail(InternalError(type(error).__name__))

@@ -165,9 +165,9 @@ class XllmEngine:
         if self._office is not None:
             self._office.heard(data)
 
-    def _deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float) -> list[bool]:
+    def _deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float, sender: str) -> list[bool]:
         receiver = self._boxes if self._office is None else self._office
-        return receiver.deliver(results, now_s)
+        return receiver.deliver(results, now_s, sender)
 
     def _lose(self, instance_id: str, why: str) -> None:
         self._boxes.lose(instance_id, why)

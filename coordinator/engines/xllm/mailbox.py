@@ -57,8 +57,8 @@ class Mailbox:
         placement = self._placement
         return placement.decode.id == instance_id or (placement.prefill.id == instance_id and not self._prefilled)
 
-    def take(self, told: "DisaggStreamGeneration", now_s: float) -> bool:
-        """Take a result; returns whether the request is still wanted. Hot."""
+    def take(self, told: "DisaggStreamGeneration", now_s: float, sender: str = "") -> bool:
+        """Take a result; returns whether the request is still wanted. Hot. `sender`: its name, if it is known."""
         if self.done.done():
             return False
         if told.gen_status.status_code:
@@ -68,8 +68,9 @@ class Mailbox:
         elif self._prefilled:
             self._deliver(told, now_s)
         elif self._stream and not (told.outputs or told.finished):
-            # prefill's first token is a part of a character: decode will send it with the rest
-            self._prefill_over(now_s)
+            # from prefill: its token is a part of a character, which decode will send; from decode: one step of it
+            if sender == self._placement.prefill.address.netloc != self._placement.decode.address.netloc:
+                self._prefill_over(now_s)
         elif self._stream:
             self._hold_back(told, now_s)
         elif told.finished:

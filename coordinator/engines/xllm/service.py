@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coordinator.engines.xllm.info import Type
 from coordinator.engines.xllm.registry import Beat, Registry
-from coordinator.rpc.prpc import Method
+from coordinator.rpc.prpc import Caller, Method
 from coordinator.wire.protobuf.xllm_pb2 import (
     DisaggStreamGeneration,
     DisaggStreamGenerations,
@@ -29,8 +29,11 @@ UNWANTED = b"\x0a\x00"
 M = TypeVar("M", bound=Message)
 
 
-Deliver = Callable[[Iterable[DisaggStreamGeneration], float], list[bool]]
-"""Takes results with the time of their arrival; says for each whether its request is still wanted."""
+Deliver = Callable[[Iterable[DisaggStreamGeneration], float, str], list[bool]]
+"""Takes results with the time of their arrival and the name of who sends them, which is empty where it is not known.
+
+Says for each whether its request is still wanted.
+"""
 
 
 def services(registry: Registry, deliver: Deliver) -> Mapping[str, Mapping[str, Method]]:
@@ -48,15 +51,15 @@ class _Service:
             "Hello": self._hello,
             "Heartbeat": self._heartbeat,
             "GetInstanceInfo": self._info,
-            "GetStaticPrefillList": lambda _: self._listed(Type.PREFILL),
-            "GetStaticDecodeList": lambda _: self._listed(Type.DECODE),
+            "GetStaticPrefillList": lambda *_: self._listed(Type.PREFILL),
+            "GetStaticDecodeList": lambda *_: self._listed(Type.DECODE),
             "Generations": self._generations,
         }
 
-    def _hello(self, _payload: bytes) -> bytes:
+    def _hello(self, _payload: bytes, _caller: Caller) -> bytes:
         return Status(ok=True).SerializeToString()
 
-    def _heartbeat(self, payload: bytes) -> bytes:
+    def _heartbeat(self, payload: bytes, caller: Caller) -> bytes:
         told = _read(HeartbeatRequest, payload)
         load, cache = told.load_metrics, told.cache_event
         known = self._registry.beat(
@@ -69,9 +72,11 @@ class _Service:
                 tuple(cache.removed_cache),
             )
         )
+        if known:
+            caller.name = told.name
         return Status(ok=known).SerializeToString()
 
-    def _info(self, payload: bytes) -> bytes:
+    def _info(self, payload: bytes, _caller: Caller) -> bytes:
         """An empty name in the answer: there is no such instance."""
         found = self._registry.find(_read(InstanceID, payload).name)
         if found is None:
@@ -92,10 +97,10 @@ class _Service:
     def _listed(self, kind: Type) -> bytes:
         return InstanceIDs(names=self._registry.names(kind)).SerializeToString()
 
-    def _generations(self, payload: bytes) -> bytes:
+    def _generations(self, payload: bytes, caller: Caller) -> bytes:
         """One Status for each result, in their order: any other number aborts the engine's process (§5.5). Hot."""
         told = _read(DisaggStreamGenerations, payload)
-        wanted = self._deliver(told.gens, time.monotonic())
+        wanted = self._deliver(told.gens, time.monotonic(), caller.name)
         return b"".join([WANTED if one else UNWANTED for one in wanted])
 
 

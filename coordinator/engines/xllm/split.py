@@ -41,9 +41,10 @@ class Address(_Word):
 
 
 class Results(_Word):
-    """DisaggStreamGenerations, packed."""
+    """DisaggStreamGenerations, packed, and the name of who sent them."""
 
     data: bytes
+    sender: str
 
 
 class Lost(_Word):
@@ -94,7 +95,7 @@ class Office:
         self._models: dict[object, Model] = {}
         self._service = ""
 
-    def deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float) -> list[bool]:  # noqa: ARG002
+    def deliver(self, results: "Iterable[DisaggStreamGeneration]", now_s: float, sender: str) -> list[bool]:  # noqa: ARG002
         """Pass results on; returns for each whether its request goes on, as far as is known here. Hot."""
         from coordinator.wire.protobuf.xllm_pb2 import DisaggStreamGenerations  # noqa: PLC0415  # see inbound
 
@@ -115,7 +116,7 @@ class Office:
             if told.finished or told.gen_status.status_code:
                 self._end(wire_id)
         for worker, batch in batches.items():
-            self._say(worker, Results(batch.SerializeToString()))
+            self._say(worker, Results(batch.SerializeToString(), sender))
         return wanted
 
     def heard(self, data: bytes) -> None:
@@ -194,7 +195,7 @@ class Serving:
         """Take a message of the owner; hot."""
         word = _DOWN.decode(data)
         if isinstance(word, Results):
-            self._deliver(word.data)
+            self._deliver(word.data, word.sender)
         elif isinstance(word, Beaten):
             self._heard(word.beat)
         elif isinstance(word, Address):
@@ -209,11 +210,11 @@ class Serving:
         if self.say is not None:
             self.say(_ENCODER.encode(Over(list(wire_ids))))
 
-    def _deliver(self, data: bytes) -> None:
+    def _deliver(self, data: bytes, sender: str) -> None:
         from coordinator.wire.protobuf.xllm_pb2 import DisaggStreamGenerations  # noqa: PLC0415  # see inbound
 
         results = DisaggStreamGenerations.FromString(data).gens
-        wanted = self._boxes.deliver(results, time.monotonic())
+        wanted = self._boxes.deliver(results, time.monotonic(), sender)
         if not all(wanted):
             unwanted = {one.service_req_id for one, goes_on in zip(results, wanted, strict=True) if not goes_on}
             self.over(*unwanted)

@@ -137,6 +137,11 @@ async def test_a_first_token_that_is_half_a_character_releases_decode():
         await pair.d.push(served.told(output("\N{GREEK SMALL LETTER ALPHA}B")))
         await turns(5)
         assert served.out.events == []
+        for fake in (pair.p, pair.d):
+            assert await fake.channel.beat(fake.name, "one")
+        await pair.d.push(served.told())
+        await turns(5)
+        assert served.out.events == [], "a step of decode's says nothing about prefill"
         await pair.p.push(served.told())
         await until(lambda: served.out.events)
         await pair.d.push(served.told(output(finish="stop"), finished=True))

@@ -32,15 +32,20 @@ def call(method="echo", payload=b"", correlation_id=1, service="test.Service", *
     return encode_frame(meta, payload)
 
 
-def refuse(_payload):
+def refuse(_payload, _caller):
     raise PayloadError(BAD_REQUEST, "not like this")
 
 
-def fail(_payload):
+def fail(_payload, _caller):
     raise RuntimeError("a fault")
 
 
-METHODS = {"test.Service": {"echo": lambda payload: payload, "refuse": refuse, "fail": fail}}
+def name(payload, caller):
+    before, caller.name = caller.name, payload.decode()
+    return before.encode()
+
+
+METHODS = {"test.Service": {"echo": lambda payload, _caller: payload, "name": name, "refuse": refuse, "fail": fail}}
 
 
 class Caller:
@@ -104,6 +109,14 @@ async def test_a_call_in_single_bytes_is_answered():
             caller.writer.write(bytes([byte]))
             await caller.writer.drain()
         assert await caller.replies(1) == [(-7, 0, b"abc")]
+
+
+async def test_callers_are_told_apart_by_their_connections():
+    async with serving() as (_, connect):
+        for who in (b"one", b"two"):
+            caller = await connect()
+            caller.writer.write(call("name", who) + call("name", b"x"))
+            assert [payload for *_, payload in await caller.replies(2)] == [b"", who]
 
 
 async def test_gzip_calls_are_answered():
