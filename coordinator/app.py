@@ -105,6 +105,7 @@ class App:
             self.control.take_instances(self.settings)
             await self.cluster.start()
             await self.control.discover()
+            self.control.stages.start()
             self.management.serving = False
             await self.management.start()
             await self.server.listen(self.settings.server.host, self.settings.server.port)
@@ -128,6 +129,7 @@ class App:
         for engine in self._engines.values():
             await engine.aclose()
         await self._tokenizers.aclose()
+        await self.control.stages.aclose()
         await self.cluster.aclose()
         await self.management.aclose()
         await self._client.aclose()

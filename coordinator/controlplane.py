@@ -11,7 +11,7 @@ from coordinator.config import ConfigError, Settings
 from coordinator.core.abilities import DiscoveringEngine
 from coordinator.core.instance import Instance, Role, State
 from coordinator.core.ports import EngineProtocol
-from coordinator.management import Controller, Listen, Management, Traffic
+from coordinator.management import Controller, Listen, Management, StageWatch, Traffic
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import load_settings, validate_options
 
@@ -134,6 +134,7 @@ class ControlPlane:
             metrics=render or metrics.render,
             controller=Controller(self.cluster, self.make_instance, LoadsById(work), self.traffic),
         )
+        self.stages = StageWatch(self._count_stages)
         self._declare_gauges()
 
     def make_instance(self, given: Mapping[str, object]) -> Instance:
@@ -148,6 +149,18 @@ class ControlPlane:
 
     # --- gauges
 
+    def _count_stages(self) -> Mapping[str, int]:
+        """Requests by stage; those of hybrid instances are in none, since nobody knows how far they are."""
+        prefill = handoff = placed = 0
+        for load in self.work.loads():
+            if load.instance.role is Role.PREFILL:
+                prefill += load.requests
+                handoff += load.pinned
+            elif load.instance.role is Role.DECODE:
+                placed += load.requests
+        decode = max(0, placed - prefill - handoff)
+        return {"queue": self.work.queued(), "prefill": prefill, "handoff": handoff, "decode": decode}
+
     def _declare_gauges(self) -> None:
         add = self._metrics.add_gauge
         add("requests_in_flight", lambda: [((), self.work.live())])
@@ -155,6 +168,8 @@ class ControlPlane:
         add("instance_in_flight", self._read_loads)
         add("instance_up", self._read_states)
         add("kv_pinned_requests", self._read_pinned)
+        add("stage_requests", self.stages.read_counts)
+        add("bottleneck_stage", self.stages.read_bottleneck)
 
     def _read_loads(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for load in self.work.loads():

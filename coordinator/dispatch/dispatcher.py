@@ -21,6 +21,7 @@ from coordinator.core.errors import (
 from coordinator.core.ports import Answer, Completed, EngineProtocol, Members, Outcome, Resume
 from coordinator.core.request import Request
 from coordinator.dispatch.flight import Flight, Watch
+from coordinator.dispatch.timing import split_first_token, time_stages
 from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics
@@ -209,7 +210,9 @@ class Dispatcher:
             flight.record.prefill, flight.record.decode = lease.prefill.id, lease.decode.id  # an engine may choose
             if first:
                 self._metrics.stages.queue.observe(lease.placed_s - flight.request.arrived_s)
-            self._time(lease)
+            time_stages(self._metrics.stages, lease)
+            if flight.record.ttft_s is not None and flight.request.ask.stream and not flight.split:
+                split_first_token(self._metrics, flight, lease)
         self._cluster.credit(lease.prefill)
         if lease.decode is not lease.prefill and isinstance(outcome, Completed):
             self._cluster.credit(lease.decode)
@@ -239,16 +242,6 @@ class Dispatcher:
         self._metrics.engine_failures.labels(failed.id, failure.side, failure.reason).inc()
         self._cluster.charge(failed, failure)
         return True
-
-    def _time(self, lease: Lease) -> None:
-        stages = self._metrics.stages
-        sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
-        if sent_s is not None and prefilled_s is not None:
-            stages.prefill.observe(prefilled_s - sent_s)
-            if decoding_s is not None:
-                stages.handoff.observe(max(0.0, decoding_s - prefilled_s))
-        if decoding_s is not None and lease.ended_s is not None:
-            stages.decode.observe(max(0.0, lease.ended_s - decoding_s))
 
     async def call(self, request: Request) -> Answer:
         """Pass a call that is no inference to the instance with the least to do.

@@ -20,9 +20,10 @@ class Flight:
     Attributes:
         avoid: ids of instances that have failed it, or given it back for want of room.
         tries: placements since it came or was given back.
+        split: whether the stages before the first token have been timed.
     """
 
-    __slots__ = ("avoid", "lease", "record", "relay", "request", "tries")
+    __slots__ = ("avoid", "lease", "record", "relay", "request", "split", "tries")
 
     def __init__(self, request: Request, relay: Relay, record: RequestRecord) -> None:
         self.request = request
@@ -31,6 +32,7 @@ class Flight:
         self.lease: Lease | None = None
         self.avoid: frozenset[str] = frozenset()
         self.tries = 0
+        self.split = False
 
     def expiry(self) -> tuple[float, str]:
         """The next deadline as it stands (monotonic seconds) and the stage that it ends.

@@ -3,5 +3,6 @@
 from .controller import Controller
 from .loads import LoadReader, Traffic, TrafficReader
 from .server import Listen, Management
+from .stages import StageWatch
 
-__all__ = ["Controller", "Listen", "LoadReader", "Management", "Traffic", "TrafficReader"]
+__all__ = ["Controller", "Listen", "LoadReader", "Management", "StageWatch", "Traffic", "TrafficReader"]

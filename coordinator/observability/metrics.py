@@ -11,6 +11,11 @@ from .instruments import AnyInstrument, CallbackGauge, Cells, Counter, CounterCe
 
 PREFIX = "pd_coordinator_"
 STAGES = ("queue", "prefill", "handoff", "decode")
+TTFT_STAGES = ("queue", "retries", "prefill", "handoff")
+TTFT_LABELS = ("stage", "instance")
+WAITING_STAGES = ("queue", "prefill", "handoff")
+SCRAPE_RESULTS = ("ok", "failed", "unreadable", "skipped")
+SPAN_RESULTS = ("exported", "failed", "dropped")
 ABORT_RESULTS = ("sent", "not_found", "failed", "dropped")
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 60, 120)
@@ -59,6 +64,10 @@ class StageMetrics:
     decode: HistogramCell
 
 
+def _each(values: Iterable[str]) -> list[tuple[str]]:
+    return [(value,) for value in values]
+
+
 class Metrics:
     """All metrics of one process; built once by the composition root and passed down. Not for use by other threads.
 
@@ -78,7 +87,7 @@ class Metrics:
     content_type = CONTENT_TYPE
 
     def _declare_requests(self, apis: Sequence[str]) -> None:
-        each = [(api,) for api in apis]
+        each = _each(apis)
         ends = product(apis, Outcome)
         self.requests = self._counter("requests_total", "Finished requests.", ("api", "outcome"), ends)
         self.request_duration = self._histogram(
@@ -91,7 +100,11 @@ class Metrics:
             "inter_token_latency_seconds", "From one token of a stream to the next.", ITL_BUCKETS_S, ("api",), each
         )
         self.stage_duration = self._histogram(
-            "stage_duration_seconds", "Time in one stage.", STAGE_BUCKETS_S, ("stage",), [(s,) for s in STAGES]
+            "stage_duration_seconds", "Time in one stage.", STAGE_BUCKETS_S, ("stage",), _each(STAGES)
+        )
+        nobody = [("queue", ""), ("retries", "")]
+        self.ttft_stage = self._histogram(
+            "ttft_stage_seconds", "The stages before a stream's first token.", TTFT_BUCKETS_S, TTFT_LABELS, nobody
         )
 
     def _declare_gauges(self) -> None:
@@ -102,6 +115,9 @@ class Metrics:
         self._gauge("kv_pinned_requests", "Requests whose KV a prefill instance still holds.", ("instance",))
         self._gauge("kv_buffered_bytes", "KV that is on its way through the coordinator.")
         self._gauge("kv_waiting_requests", "Requests that wait for memory for their KV.")
+        self._gauge("stage_requests", "Requests in one stage.", ("stage",))
+        self._gauge("bottleneck_stage", "1: the stage that held most of the waiting of late, 0: not.", ("stage",))
+        self._gauge("engine_scrape_age_seconds", "Age of an instance's own metrics.", ("instance", "role"))
 
     def _declare_events(self) -> None:
         self.attempts = self._counter("attempts_total", "Placements, by why they were made.", ("reason",), [("first",)])
@@ -117,7 +133,7 @@ class Metrics:
             "decode_replays_total", "Requests taken to another decode instance with the KV that was there."
         )
         self.aborts = self._counter(
-            "aborts_total", "Aborts for engines, by what came of them.", ("result",), [(r,) for r in ABORT_RESULTS]
+            "aborts_total", "Aborts for engines, by what came of them.", ("result",), _each(ABORT_RESULTS)
         )
         self.handoffs_abandoned = self._counter(
             "handoffs_abandoned_total", "Prefilled KV that no decode instance came for."
@@ -131,6 +147,12 @@ class Metrics:
         )
         self.config_reloads = self._counter(
             "config_reloads_total", "Times the configuration was read again.", ("result",), [("ok",), ("invalid",)]
+        )
+        self.engine_scrapes = self._counter(
+            "engine_scrapes_total", "Times an instance was asked for its metrics.", ("result",), _each(SCRAPE_RESULTS)
+        )
+        self.trace_spans = self._counter(
+            "trace_spans_total", "Spans of traces, by what became of them.", ("result",), _each(SPAN_RESULTS)
         )
 
     @property
@@ -158,6 +180,7 @@ class Metrics:
         """Drop the series of an instance that was removed."""
         self.engine_failures.forget("instance", instance_id)
         self.link_reconnects.forget("instance", instance_id)
+        self.ttft_stage.forget("instance", instance_id)
 
     def snapshot(self) -> Snapshot:
         """This process's numbers as plain data, for the process that renders the sums of all."""

@@ -81,6 +81,7 @@ class Supervisor:
             self.control.take_instances(self.settings)
             await self.cluster.start()
             await self.control.discover()
+            self.control.stages.start()
             self.management.serving = False
             await self.management.start()
             await self.crew.start(self.settings.server.workers)
@@ -108,6 +109,7 @@ class Supervisor:
         for engine in self._engines.values():
             await engine.aclose()
         await self._tokenizers.aclose()
+        await self.control.stages.aclose()
         await self.cluster.aclose()
         await self.management.aclose()
         await self._client.aclose()

@@ -104,9 +104,37 @@ async def test_gauges_show_live_work(start):
     assert metric("pd_coordinator_instance_in_flight", role="decode") == 6
     assert metric("pd_coordinator_instance_in_flight", instance="d0") == 3
     assert metric("pd_coordinator_instance_up") == 3
+    assert metric("pd_coordinator_stage_requests", stage="decode") == 6
+    assert metric("pd_coordinator_stage_requests") == 6
     for stream in streams:
         await stream.reset()
     cluster.wait_idle()
+
+
+async def test_stages_before_the_first_token(start):
+    cluster = start.cluster(timing={"prefill_ms": 200.0, "prefill_lanes": 64, "decode_ms": 20.0})
+    metric = cluster.coordinator.metric
+    streams = await open_streams(cluster.port, CHAT_STREAM, ["Hello [[length:20]]"] * 3, 20)
+    for stream in streams:
+        await stream.rest()
+        await stream.leave()
+    cluster.wait_idle()
+    part = "pd_coordinator_ttft_stage_seconds_sum"
+    whole_s = metric("pd_coordinator_time_to_first_token_seconds_sum", api="openai")
+    assert metric(part) == pytest.approx(whole_s, abs=1e-6)
+    assert metric(part, stage="prefill", instance="p0") > 0.9 * 3 * 0.2
+    assert metric("pd_coordinator_ttft_stage_seconds_count", stage="prefill") == 3
+
+
+async def test_the_bottleneck_is_where_requests_wait(start):
+    """A prefill instance that computes one prompt at a time, slowly: that is where the time goes."""
+    cluster = start.cluster(timing={"prefill_ms": 600.0, "prefill_lanes": 1, "decode_ms": 1.0})
+    metric = cluster.coordinator.metric
+    assert metric("pd_coordinator_bottleneck_stage") == 0
+    asked = [ask(cluster.port, CHAT.path, CHAT.body("Hello")) for _ in range(4)]
+    assert {reply.status for reply in await asyncio.gather(*asked)} == {200}
+    assert metric("pd_coordinator_bottleneck_stage", stage="prefill") == 1
+    assert metric("pd_coordinator_bottleneck_stage") == 1
 
 
 async def test_what_clients_choose_makes_no_series(cluster):

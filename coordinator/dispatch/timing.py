@@ -1,0 +1,38 @@
+"""From the moments of an attempt to the histograms of stages."""
+
+from coordinator.dispatch.flight import Flight
+from coordinator.observability.metrics import Metrics, StageMetrics
+from coordinator.scheduler import Lease
+
+
+def time_stages(stages: StageMetrics, lease: Lease) -> None:
+    """Time what an attempt that has ended has been through."""
+    sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
+    if sent_s is not None and prefilled_s is not None:
+        stages.prefill.observe(prefilled_s - sent_s)
+        if decoding_s is not None:
+            stages.handoff.observe(max(0.0, decoding_s - prefilled_s))
+    if decoding_s is not None and lease.ended_s is not None:
+        stages.decode.observe(max(0.0, lease.ended_s - decoding_s))
+
+
+def split_first_token(metrics: Metrics, flight: Flight, lease: Lease) -> None:
+    """Divide a stream's time to first token among the stages and instances that it was spent at.
+
+    To be called once, after the attempt whose token was the first; the parts are the whole time, without a gap. Where
+    one instance does both, or decode serves alone, all of the attempt is that instance's `prefill`.
+    """
+    flight.split = True
+    record, arrived_s, placed_s = flight.record, flight.request.arrived_s, lease.placed_s
+    queue_s, first_s = record.queue_s or 0.0, arrived_s + (record.ttft_s or 0.0)
+    timed = metrics.ttft_stage.labels
+    timed("queue", "").observe(queue_s)
+    if record.attempts > 1:
+        timed("retries", "").observe(max(0.0, placed_s - arrived_s - queue_s))
+    prefill, decode, prefilled_s = lease.prefill, lease.decode, lease.prefilled_s
+    if prefilled_s is None or prefill is decode:
+        timed("prefill", decode.id).observe(max(0.0, first_s - placed_s))
+        return
+    prefilled_s = min(prefilled_s, first_s)  # prefill's own token may be the first one
+    timed("prefill", prefill.id).observe(prefilled_s - placed_s)
+    timed("handoff", decode.id).observe(first_s - prefilled_s)
