@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from coordinator.core.instance import Instance
 from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
+from coordinator.engines.disaggpb import DisaggpbEngine
 from coordinator.engines.hybrid import HybridEngine
 from coordinator.engines.microserving import MicroservingEngine, pattern_of
 from coordinator.engines.mindie import MindieEngine
@@ -68,6 +69,7 @@ ENGINES: Mapping[str, EngineClass] = MappingProxyType(
         "sglang": SglangEngine,
         "microserving": MicroservingEngine,
         "xllm": XllmEngine,
+        "disaggpb": DisaggpbEngine,
         "hybrid": HybridEngine,
     }
 )
