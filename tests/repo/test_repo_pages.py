@@ -34,7 +34,7 @@ def test_a_decision_has_its_parts(path):
     consequences = text.partition("## Consequences")[2]
     assert "- \\+ " in consequences
     assert "- \N{MINUS SIGN} " in consequences
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= 80
 
 
 def test_decisions_are_numbered_without_gaps_and_listed():
