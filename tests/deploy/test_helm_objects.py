@@ -16,6 +16,7 @@ from coordinator.observability.metrics import Metrics
 
 SETS = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
 VERSIONS = ("1.27", "1.32", "1.37")
+PROBES = ("startup", "liveness", "readiness")
 ALL_KINDS = {
     "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding",
     "Service", "ServiceAccount", "ServiceMonitor",
@@ -219,7 +220,7 @@ def test_a_pod_gets_the_time_that_it_needs_to_end(helm):
 
 def test_the_probes_ask_for_the_right_things(helm):
     found = container(helm)
-    assert {kind: found[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")} == {
+    assert {kind: found[f"{kind}Probe"]["httpGet"] for kind in PROBES} == {
         "startup": {"path": "/v1/startup", "port": "management", "scheme": "HTTP"},
         "liveness": {"path": "/v1/health", "port": "management", "scheme": "HTTP"},
         "readiness": {"path": "/v1/readiness", "port": "management", "scheme": "HTTP"},
@@ -426,6 +427,57 @@ def test_one_coordinator_for_mindie_at_any_time(helm):
     assert one(helm, "Deployment", EVERYTHING)["spec"]["strategy"] == EVERYTHING["strategy"]
 
 
+XLLM = {
+    "config": {
+        "cluster": {"engine": "xllm"},
+        "engines": {"xllm": {"rpc_host": "0.0.0.0", "advertise": "pd-pd-coordinator-engines.serving.svc:8889"}},
+    },
+    "enginePorts": [{"name": "xllm", "port": 8889}],
+}
+
+
+def with_tls(**more: str) -> dict:
+    """Certificates on both ports."""
+    both = {
+        "cert_file": "/run/secrets/pd-coordinator/tls/tls.crt",
+        "key_file": "/run/secrets/pd-coordinator/tls/tls.key",
+    }
+    return {"config": {"tls": {"data": both, "management": {**both, **more}}}, "serviceMonitor": {"enabled": True}}
+
+
+def test_certificates_in_the_config_change_all_that_call_these_ports(helm):
+    assert {container(helm, with_tls())[f"{kind}Probe"]["httpGet"]["scheme"] for kind in PROBES} == {"HTTPS"}
+    assert one(helm, "ServiceMonitor", with_tls())["spec"]["endpoints"][0]["scheme"] == "https"
+    assert "https://127.0.0.1:1026/v1/readiness" in notes(helm, with_tls())
+    assert "https://pd-pd-coordinator.serving.svc:1025; from here" in notes(helm, with_tls())
+    for values in (
+        merged(with_tls(), {"config": {"tls": None}}),
+        merged(with_tls(), {"config": {"tls": {"management": {"cert_file": None}}}}),
+    ):
+        assert container(helm, values)["livenessProbe"]["httpGet"]["scheme"] == "HTTP"
+
+
+def test_engines_that_call_back_find_one_coordinator_ready_or_not(helm):
+    service = one(helm, "Service", XLLM, "-engines")
+    host, _, port = XLLM["config"]["engines"]["xllm"]["advertise"].partition(":")
+    assert host == f"{service['metadata']['name']}.{NAMESPACE}.svc"
+    assert service["spec"]["ports"] == [{"name": "xllm", "port": int(port), "targetPort": "xllm", "protocol": "TCP"}]
+    assert (service["spec"]["type"], service["spec"]["publishNotReadyAddresses"]) == ("ClusterIP", True)
+    assert names_of(service).items() <= pod(helm, XLLM)["metadata"]["labels"].items()
+    assert {"name": "xllm", "containerPort": 8889, "protocol": "TCP"} in container(helm, XLLM)["ports"]
+    rule = one(helm, "NetworkPolicy", XLLM)["spec"]["ingress"][-1]
+    assert rule == {"from": [{"namespaceSelector": {}}], "ports": [{"port": "xllm", "protocol": "TCP"}]}
+    assert one(helm, "Deployment", XLLM)["spec"]["strategy"] == {"type": "Recreate"}
+    for found in objects(helm, XLLM):
+        kubernetes_validate.validate(found, VERSIONS[-1], strict=True)
+
+
+def test_nobody_calls_back_who_is_not_let_in(helm):
+    closed = merged(XLLM, {"networkPolicy": {"enginesFrom": [], "dataFrom": [], "managementFrom": []}})
+    assert "ingress" not in one(helm, "NetworkPolicy", closed)["spec"]
+    assert len(one(helm, "NetworkPolicy", merged(VLLM, {}))["spec"]["ingress"]) == 2
+
+
 HYBRID_ONLY = {"config": {"cluster": {"engine": "mindie", "instances": [{"role": "hybrid", "url": "http://h"}]}}}
 ONE_OF_MINDIE = {
     "config": {"cluster": {"engine": "vllm", "instances": [{"role": "decode", "url": "http://d", "engine": "mindie"}]}}
@@ -448,6 +500,9 @@ def test_instances_that_serve_alone_bear_several_coordinators(helm):
         ({"config": {"server": {"management_host": None}}}, 'nobody outside the pod reaches "127.0.0.1"'),
         ({"terminationGracePeriodSeconds": 44}, "is 44, but preStopSleepSeconds + config.timeouts.drain_s + 10 is 45"),
         ({"config": {"timeouts": {"drain_s": 0}}}, "say with terminationGracePeriodSeconds how long"),
+        (merged(XLLM, {"replicaCount": 2}), "replicaCount must be 1: an engine of enginePorts calls back one"),
+        (merged(XLLM, {"autoscaling": {"enabled": True}}), "autoscaling.enabled: an engine of enginePorts"),
+        (with_tls(client_ca_file="ca.pem"), "client_ca_file: the kubelet has no certificate"),
         ({"probes": {"port": "status"}}, "config.server.status_port is not set"),
         ({"service": {"type": "LoadBalancer"}}, "dataFrom lets nobody in from outside the cluster: add an ipBlock"),
         ({"secretFiles": [{"name": "a", "secretName": "x"}, {"name": "a", "secretName": "y"}]}, '"a" stands twice'),
@@ -476,11 +531,26 @@ def test_the_notes_say_how_to_go_on(helm):
     ("values", "words"),
     [
         ({}, "config.cluster.instances is empty"),
-        (MINDIE, "with MindIE there is one pod"),
+        (MINDIE, "these engines have one coordinator"),
         (VLLM, "is known to the one pod that got the call"),
-        ({"networkPolicy": {"enabled": False}}, "every pod of the cluster can reach the management plane"),
+        (
+            {"networkPolicy": {"enabled": False}},
+            "no management key: every pod of the cluster can reach the management plane",
+        ),
     ],
 )
 def test_the_notes_warn_where_there_is_reason_to(helm, values, words):
     assert words in notes(helm, values)
     assert words not in notes(helm, VALUE_SETS["minimal"])
+
+
+def test_a_management_key_is_reason_enough_not_to_warn(helm):
+    open_plane = {"networkPolicy": {"enabled": False}}
+    auth = {"config": {"auth": {"management_keys_file": "/run/secrets/pd-coordinator/keys/management.yaml"}}}
+    assert "can reach the management plane" in notes(helm, open_plane)
+    assert "can reach the management plane" not in notes(helm, merged(open_plane, auth))
+
+
+@pytest.mark.parametrize("section", ["cluster", "timeouts", "tls", "auth", "logging"])
+def test_an_empty_section_is_none(helm, section):
+    assert objects(helm, {"config": {section: None}})

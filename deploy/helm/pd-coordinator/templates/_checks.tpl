@@ -7,14 +7,18 @@
 {{- end -}}
 {{- end -}}
 {{- if include "pd-coordinator.exclusive" . -}}
+{{- $why := ternary "an engine of enginePorts calls back one coordinator" "a decode instance of MindIE has one coordinator" (gt (len .Values.enginePorts) 0) -}}
 {{- if .Values.autoscaling.enabled -}}
-{{- fail "autoscaling.enabled: a decode instance of MindIE has one coordinator, so there can be one pod only" -}}
+{{- fail (printf "autoscaling.enabled: %s, so there can be one pod only" $why) -}}
 {{- else if gt (.Values.replicaCount | int64) 1 -}}
-{{- fail "replicaCount must be 1: a decode instance of MindIE has one coordinator; give each coordinator a release and instances of its own" -}}
+{{- fail (printf "replicaCount must be 1: %s; give each coordinator a release and instances of its own" $why) -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (.Values.autoscaling.minReplicas | int64) (.Values.autoscaling.maxReplicas | int64) -}}
 {{- fail "autoscaling.minReplicas is greater than autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- if (get (.Values.config.tls | default dict) "management" | default dict).client_ca_file -}}
+{{- fail "config.tls.management.client_ca_file: the kubelet has no certificate for its probes; use management keys and networkPolicy.managementFrom" -}}
 {{- end -}}
 {{- if and (eq .Values.probes.port "status") (not $server.status_port) -}}
 {{- fail "probes.port is status, but config.server.status_port is not set" -}}

@@ -20,6 +20,12 @@
 {{- end }}
 {{- end -}}
 
+{{/* "https" where the configuration has a certificate for a port: data or management. Takes the values and the port's name. */}}
+{{- define "pd-coordinator.scheme" -}}
+{{- $port := get ((index . 0).config.tls | default dict) (index . 1) | default dict -}}
+{{- ternary "https" "http" (not (not $port.cert_file)) -}}
+{{- end -}}
+
 {{/* Names of the ports beside the data port, as a YAML list. */}}
 {{- define "pd-coordinator.managementPorts" -}}
 - management
@@ -36,7 +42,8 @@
 {{- ternary "metrics" "management" (not (not .Values.config.server.metrics_port)) -}}
 {{- end -}}
 
-{{/* "yes" where an engine bears one coordinator only: MindIE's decode instances have one result stream. */}}
+{{/* "yes" where engines bear one coordinator only: MindIE's decode instances have one result stream, and engines that call
+     back know one address. */}}
 {{- define "pd-coordinator.exclusive" -}}
 {{- $cluster := .Values.config.cluster | default dict -}}
 {{- $usual := $cluster.engine | default "mindie" -}}
@@ -46,7 +53,7 @@
 {{- $engines = append $engines (.engine | default $usual) -}}
 {{- end -}}
 {{- end -}}
-{{- if has "mindie" $engines -}}yes{{- end -}}
+{{- if or (has "mindie" $engines) .Values.enginePorts -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Seconds that a pod gets to end. */}}

@@ -14,6 +14,12 @@
       containerPort: {{ .containerPort | int64 }}
       protocol: TCP
     {{- end }}
+    {{- range .Values.enginePorts }}
+    - name: {{ .name }}
+      containerPort: {{ .port | int64 }}
+      protocol: TCP
+    {{- end }}
+  {{- $scheme := .Values.probes.scheme | default (include "pd-coordinator.scheme" (list .Values "management")) | upper }}
   {{- $probes := .Values.probes }}
   {{- $paths := dict "startup" "/v1/startup" "liveness" "/v1/health" "readiness" "/v1/readiness" }}
   {{- range $kind := list "startup" "liveness" "readiness" }}
@@ -21,7 +27,7 @@
     httpGet:
       path: {{ get $paths $kind }}
       port: {{ $probes.port }}
-      scheme: {{ $probes.scheme }}
+      scheme: {{ $scheme }}
     {{- range $key, $value := get $probes $kind }}
     {{ $key }}: {{ $value | int64 }}
     {{- end }}
