@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 
 from coordinator.core.errors import BadRequest, InternalError, RequestError
-from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Outcome, Placement, Watcher
+from coordinator.core.ports import Out, Outcome, Placement
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.microserving.ends import end_here, with_length
@@ -38,20 +37,8 @@ class PatternEngine(MicroservingEngine):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
-        self._instances: dict[str, Instance] = {}
         alone = self._settings.mode == ROUND_ROBIN
-        self._around = Surroundings(self._means, self._instances, {}, alone=alone)
-
-    def attach(self, instance: Instance, watcher: Watcher) -> None:
-        """Know the instance, so that patterns may call it."""
-        self._instances[instance.url] = instance
-        super().attach(instance, watcher)
-
-    async def detach(self, instance: Instance) -> None:
-        """Forget the instance."""
-        if self._instances.get(instance.url) is instance:
-            del self._instances[instance.url]
-        await super().detach(instance)
+        self._around = Surroundings(self._means, {}, alone=alone)
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
         """Run one attempt of the pattern.

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,11 @@ class Surroundings:
     """What the attempts of one pattern share.
 
     Attributes:
-        instances: those that the pattern may call, by URL.
         shared: what routers keep for each other.
         alone: the mode is round-robin.
     """
 
     means: Means
-    instances: Mapping[str, Instance]
     shared: MutableMapping[str, Any]
     alone: bool
 
@@ -201,9 +199,10 @@ class PatternRun:
         for placed in (self._placement.prefill, self._placement.decode):
             if placed.url == url:
                 return placed
-        found = self._around.instances.get(url)
+        known = [one for role in (Role.PREFILL, Role.DECODE) for one, _ in self._placement.candidates(role)]
+        found = next((one for one in known if one.url == url), None)
         if found is None:
-            raise LookupError("a pattern can only call instances of the configuration")
+            raise LookupError("a pattern can only call instances that its request could have got")
         return found
 
     def _fields(self, body: bytes) -> Fields:

@@ -495,3 +495,24 @@ def test_what_is_no_pattern_is_told(tmp_path, text, says):
 
 def test_a_router_class_is_wrapped_once_per_use():
     assert pattern_of(Ordinary).__name__ == "OrdinaryEngine"
+
+
+async def test_another_candidate_can_be_called_and_its_failure_charges_nobody():
+    async def elsewhere(self, request, request_id):
+        other = next(one for one in self.servers("decode") if one.id != self.decode.id)
+        ask = microserving_entrypoints.PrepRecvRequest(**request.model_dump(), end=-1)
+        address, _ = await self.send_prepare_receive(None, ask, other.url)
+        self.shared["address"] = address
+        yield openai_api_protocol.CompletionResponse(
+            choices=[openai_api_protocol.CompletionResponseChoice(text="x", finish_reason="stop")]
+        )
+
+    async with world_of(pattern(elsewhere), decodes=2) as world:
+        run = await world.run()
+        assert run.error is None
+        assert world.engine._around.shared["address"]
+        await world.leaves_nothing()
+        for fake in world.decodes:
+            fake.faults[PREPARE] = (500, b"")
+        run = await world.run()
+        assert isinstance(run.error, NoInstance)
