@@ -55,13 +55,17 @@ async def _with_output(progress: Progress, task: Task, editor: CompletionEditor,
     except msgspec.MsgspecError as error:
         raise EngineFailed(side_of(decode), decode.id, "bad_reply", detail="its text cannot be read") from error
     words = progress.text + said
-    if editor.tokens:
-        tokens = None if progress.tokens is None else progress.tokens + editor.tokens
-    elif task.tokenizer is not None:
-        tokens = len(await task.tokenizer.encode(words, special=False)) if words else 0
-    else:
-        tokens = None if words else 0
+    tokens = await _counted(progress, task, editor, words) if said else progress.tokens
     return msgspec.structs.replace(progress, text=words, tokens=tokens, started=True)
+
+
+async def _counted(progress: Progress, task: Task, editor: CompletionEditor, words: str) -> int | None:
+    """How many tokens all that was generated is; None: nobody knows before the next prep_recv tells."""
+    if editor.tokens:
+        return None if progress.tokens is None else progress.tokens + editor.tokens
+    if task.tokenizer is not None:
+        return len(await task.tokenizer.encode(words, special=False))
+    return None
 
 
 def with_length(task: Task, tokens: int) -> Task:

@@ -61,7 +61,9 @@ async def test_it_goes_on_where_it_broke_off(preempts, tokenizer):
         assert b"token_logprobs" not in run.out.body
         prepared = world.decode.bodies(PREPARE)
         assert prepared[-1]["prompt"].startswith("one two three A")
-        assert prepared[-1]["max_tokens"] == 4 - (len(prepared[-1]["prompt"].split()) - 3)
+        generated = [len(body["prompt"].split()) - 3 for body in prepared]
+        assert [body["max_tokens"] for body in prepared] == [4 - number for number in generated]
+        assert generated == [sum(preempts[:number]) for number in range(len(prepared))]
         await world.leaves_nothing()
 
 
