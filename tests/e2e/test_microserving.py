@@ -62,7 +62,7 @@ def test_demo():
     assert (done.returncode, done.stderr) == (0, "")
     assert "curl" in done.stdout
     assert "<KV-LOST>" not in done.stdout
-    assert re.search(r"\d+ tokens from decode d0, the prompt computed on prefill p\d", done.stdout)
+    assert re.search(r"\d+ tokens from decode d\d, the prompt computed on prefill p\d", done.stdout)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
