@@ -56,7 +56,7 @@ class FakeWorker:
     Attributes:
         prefill: an async generator function of the call; yields messages.
         decode: the same.
-        health: None: no such service; else the status that it tells.
+        health: None: no such service; `hang`: one that does not answer; else the status that it tells.
         calls: what came, in order.
     """
 
@@ -110,6 +110,8 @@ class FakeWorker:
         self.probes += 1
         if self.health is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown service grpc.health.v1.Health")
+        if self.health == "hang":
+            await asyncio.Event().wait()
         return b"\x08%c" % self.health
 
     def asked(self, method):

@@ -203,6 +203,7 @@ def _channel_options(settings: ChannelSettings, connect_s: float) -> list[tuple[
         options += [
             ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(settings.keepalive_timeout_s * 1000)),  # what counts, of the two
             ("grpc.keepalive_permit_without_calls", int(settings.keepalive_idle)),
             ("grpc.http2.max_pings_without_data", 0),
         ]

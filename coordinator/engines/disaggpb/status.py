@@ -13,6 +13,7 @@ CONNECT_REASONS = (
     ("handshake", "tls_failed"),
     ("ssl", "tls_failed"),
     ("certificate", "tls_failed"),
+    ("verification", "tls_failed"),
     ("timed out", "connect_timeout"),
     ("timeout", "connect_timeout"),
 )
