@@ -17,6 +17,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.scheduler import Scheduler
+from coordinator.securing import Security
 from coordinator.transport.client import HttpClient
 
 
@@ -79,6 +80,8 @@ class App:
         self.data = DataPlane(
             settings, self.cluster, self.scheduler, self._engines, telemetry, max_connections=max_connections
         )
+        self.security = Security(settings, self.management, self.data.secure, self.metrics)
+        self.control.apply = self.security.apply
         self.dispatcher = work.dispatcher = self.data.dispatcher
         self.server = self.data.server
         self.scheduler.on_idle = self.cluster.idle
@@ -100,8 +103,10 @@ class App:
 
         Raises:
             OSError: a port cannot be had; nothing is left open.
+            ConfigError: a file with keys has become useless since it was checked.
         """
         try:
+            self.security.start()
             self.control.take_instances(self.settings)
             await self.cluster.start()
             await self.control.discover()
@@ -125,6 +130,7 @@ class App:
 
     async def aclose(self) -> None:
         """Stop everything, the way back from how it was started; sends the aborts that are due."""
+        await self.security.aclose()
         await self.server.aclose()
         for engine in self._engines.values():
             await engine.aclose()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coordinator import config, demo, serving
 from coordinator.parts import load_settings
+from coordinator.security.keys import LEAST_CHARS, MAX_KEY_BYTES, new_hash, new_key
 
 EXIT_BAD_CONFIG = 2
 
@@ -51,6 +52,21 @@ def _schema(_args: argparse.Namespace) -> int:
     return 0
 
 
+def _key(args: argparse.Namespace) -> int:
+    """Print a key and the line for the configuration; what they are goes to stderr, so that scripts get these alone."""
+    if args.what == "new":
+        key, salted = new_key(), False
+        print("the key, shown this once, and its line for auth.keys or auth.management_keys:", file=sys.stderr)
+        print(key)
+    else:
+        key, salted = sys.stdin.readline().strip(), True
+        if not LEAST_CHARS <= len(key.encode()) <= MAX_KEY_BYTES or not key.isascii() or not key.isprintable():
+            print(f"a key on stdin must have {LEAST_CHARS} to {MAX_KEY_BYTES} ASCII characters", file=sys.stderr)
+            return EXIT_BAD_CONFIG
+    print(f'- {{name: {args.name}, hash: "{new_hash(key, salted=salted)}"}}')
+    return 0
+
+
 def _demo(args: argparse.Namespace) -> int:
     return demo.run(demo.Options(args.engine, args.prefill, args.decode, args.port, once=args.once))
 
@@ -87,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     instance = commands.add_parser("instance", help="one simulated engine instance that speaks the real wire protocol")
     _add_instance_arguments(instance)
     instance.set_defaults(run=_instance)
+
+    key = commands.add_parser("key", help="make an API key, or the hash of one that there is")
+    key.add_argument("what", choices=("new", "hash"), help="new: print a key; hash: read one from stdin")
+    key.add_argument("--name", default="new-key", metavar="N", help="its name in logs and metrics")
+    key.set_defaults(run=_key)
 
     schema = commands.add_parser("schema", help="JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)

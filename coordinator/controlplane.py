@@ -17,6 +17,7 @@ from coordinator.parts import load_settings, validate_options
 
 LOG = logging.getLogger("pd_coordinator")
 FROM_FILE = "file"
+APPLIED = ("auth",)  # sections that take effect as a whole
 
 
 class InstanceLoad(NamedTuple):
@@ -102,6 +103,9 @@ class ControlPlane:
     Args:
         path: the file that `reload` reads again; None: there is none.
         render: makes the text for `/metrics`.
+
+    Attributes:
+        apply: takes the parts of a configuration that was read again that are not ours; may raise ConfigError.
     """
 
     def __init__(  # the composition root hands over what it has built
@@ -119,6 +123,7 @@ class ControlPlane:
         self._path = path
         self._metrics = metrics
         self.work = work
+        self.apply: Callable[[Settings], None] | None = None
         self.traffic = Traffic()
         self.cluster = Cluster(
             engines,
@@ -199,6 +204,8 @@ class ControlPlane:
             return False
         try:
             settings = load_settings(self._path)
+            if self.apply is not None:
+                self.apply(settings)
             changes = self.take_instances(settings)
         except ConfigError as error:
             self._metrics.config_reloads.labels("invalid").inc()
@@ -210,6 +217,7 @@ class ControlPlane:
             *(", ".join(ids) or "none" for ids in (changes.added, changes.removed, changes.changed)),
         )
         waiting = sorted(section for section, value in settings if value != getattr(self.settings, section))
+        waiting = [section for section in waiting if section not in APPLIED]
         if "cluster" in waiting and _but_instances(settings) == _but_instances(self.settings):
             waiting.remove("cluster")
         if waiting:

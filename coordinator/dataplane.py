@@ -1,7 +1,7 @@
 """What serves clients: front door, dispatcher and HTTP server, on top of a scheduler and engines."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinator.api.families import FAMILIES
 from coordinator.api.routes import RouteTable
@@ -12,6 +12,8 @@ from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor import FrontDoor, ModelNames, Telemetry
 from coordinator.parts import dispatch_limits, door_settings
 from coordinator.scheduler import Scheduler
+from coordinator.security.keys import Key
+from coordinator.security.proxies import TrustedProxies
 from coordinator.server.limits import ServerLimits
 from coordinator.server.listener import HttpServer
 
@@ -49,7 +51,14 @@ class DataPlane:
             max_header_bytes=settings.limits.max_header_bytes,
             max_connections=max_connections,
         )
-        self.server = HttpServer(self.door.handle, limits, logging.getLogger("pd_coordinator.server"))
+        self.server = HttpServer(
+            self.door.handle, limits, logging.getLogger("pd_coordinator.server"), gate=self.door.gate
+        )
+
+    def secure(self, settings: Settings, keys: Sequence[Key] | None) -> None:
+        """Go by these keys, and by what else the settings say of whom to believe; None: nobody needs a key."""
+        self.door.guard.take(keys)
+        self.door.proxies = TrustedProxies(settings.server.trusted_proxies)
 
     async def drain(self, within_s: float) -> None:
         """Take no more requests and let live ones end within `within_s`; then end those that are left."""

@@ -18,6 +18,7 @@ from coordinator.engines.table import ENGINES, HasChecks, HasSettings, load_engi
 from coordinator.frontdoor import DoorSettings
 from coordinator.observability.metrics import Metrics
 from coordinator.policies import POLICY_NAMES, Policies, load_policy
+from coordinator.security.checks import problems as security_problems
 from coordinator.tokens import Tokenizers, missing_extra
 from coordinator.transport.client import HttpClient
 
@@ -39,6 +40,9 @@ def load_settings(path: Path) -> Settings:
     except ValueError as error:
         raise _refused(settings, ("scheduling", "policy"), str(error)) from error
     _check_engines(settings)
+    if found := list(security_problems(settings)):
+        lines = settings.source.lines
+        raise ConfigError(settings.source.name, [config.Finding(*problem).located(lines) for problem in found])
     folders = _tokenizer_folders(settings)
     missing = missing_extra()
     if folders and missing:

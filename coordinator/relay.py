@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from http import HTTPStatus
 
-from coordinator.core.errors import EngineRefused, RequestError, SlowClient, WrongMethod
+from coordinator.core.errors import EngineRefused, InvalidKey, RequestError, SlowClient, WrongMethod
 from coordinator.core.ports import ApiFamily
 from coordinator.core.request import Headers
 from coordinator.observability.access import RequestRecord
@@ -17,6 +17,7 @@ from coordinator.server.exchange import Exchange
 
 STREAM_HEADERS: Headers = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 JSON: Headers = ((b"content-type", b"application/json"),)
+CHALLENGE = (b"www-authenticate", b'Bearer realm="pd-coordinator"')  # RFC 9110 §15.5.2, RFC 6750 §3
 SAY_AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
@@ -204,4 +205,6 @@ class Relay:
             headers += ((b"accept-encoding", b"gzip, deflate"),)
         if isinstance(error, WrongMethod):
             headers += ((b"allow", error.allow.encode()),)
+        if isinstance(error, InvalidKey):
+            headers += (CHALLENGE,)
         return headers

@@ -6,6 +6,7 @@
 from .checks import notes, restart_keys
 from .errors import ConfigError, Finding, OptionError, Problem
 from .instances import ValidateOptions, instance_from_mapping, to_instances
+from .keyfile import read_keys
 from .loading import load, parse
 from .models import (
     Cluster,
@@ -22,12 +23,16 @@ from .models import (
     Timeouts,
 )
 from .reference import Key, all_keys, schema
+from .security import ApiKey, Auth, EngineTls, ManagementKey, ServerTls, Tls
 from .source import ENGINES, Known
 
 __all__ = [
     "ENGINES",
+    "ApiKey",
+    "Auth",
     "Cluster",
     "ConfigError",
+    "EngineTls",
     "Finding",
     "Health",
     "InstanceSettings",
@@ -36,20 +41,24 @@ __all__ = [
     "Limits",
     "LoadBalance",
     "Logging",
+    "ManagementKey",
     "OptionError",
     "PolicyByRole",
     "Problem",
     "Retry",
     "Scheduling",
     "Server",
+    "ServerTls",
     "Settings",
     "Timeouts",
+    "Tls",
     "ValidateOptions",
     "all_keys",
     "instance_from_mapping",
     "load",
     "notes",
     "parse",
+    "read_keys",
     "restart_keys",
     "schema",
     "to_instances",

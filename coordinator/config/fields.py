@@ -1,5 +1,6 @@
 """Types of single values: ranges, choices, names."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated
@@ -78,6 +79,14 @@ def _identifier(text: str) -> str:
     raise Refusal(f"must be 1 to 128 characters out of a-z A-Z 0-9 . _ : @ + = ~ , [ ] -; not {shown(text)}")
 
 
+def _network(text: str) -> str:
+    """An address or a network, in its usual form."""
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        raise Refusal(f"must be a network like 10.0.0.0/8 or fd00::/8, or an address; not {shown(text)}") from None
+
+
 def _group(value: object) -> object:
     """Groups are text inside; MindIE's are numbers."""
     is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _GROUP_BITS
@@ -89,6 +98,7 @@ Host = Annotated[str, AfterValidator(host_of)]
 Url = Annotated[str, AfterValidator(_url)]
 TokenizerFolder = Annotated[Text, AfterValidator(_tokenizer)]
 UrlPath = Annotated[str, AfterValidator(_path)]
+Network = Annotated[str, AfterValidator(_network)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
 Group = Annotated[Text, BeforeValidator(_group), WithJsonSchema({"type": ["string", "integer"]})]
 

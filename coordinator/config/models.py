@@ -19,6 +19,7 @@ from .fields import (
     Host,
     Identifier,
     ListenPort,
+    Network,
     Period,
     PolicyName,
     Seconds,
@@ -28,24 +29,9 @@ from .fields import (
     Url,
     UrlPath,
 )
+from .section import Section, empty_mapping
+from .security import Auth, File, Tls, Variable
 from .source import Source
-
-
-def _empty_mapping(value: Any) -> Any:
-    """A mapping whose keys are all commented out is null in YAML."""
-    return {} if value is None else value
-
-
-class Section(BaseModel):
-    """What all sections share: unknown keys are errors, nothing is converted, nothing changes after loading."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_is_default(cls, value: Any) -> Any:
-        """A section whose keys are all commented out is null in YAML."""
-        return _empty_mapping(value)
 
 
 class Server(Section):
@@ -63,6 +49,17 @@ class Server(Section):
     route_headers: bool = Field(
         default=False, description="true: answers carry x-pd-prefill, x-pd-decode, x-pd-attempts"
     )
+    trusted_proxies: Annotated[tuple[Network, ...], Field(strict=False)] = Field(
+        (), description="networks (CIDR) of proxies that are believed who the client is"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_list_is_default(cls, value: Any) -> Any:
+        """A list whose items are all commented out is null in YAML."""
+        if not isinstance(value, dict) or value.get("trusted_proxies", ()) is not None:
+            return value
+        return {key: item for key, item in value.items() if key != "trusted_proxies"}
 
 
 class InstanceSettings(BaseModel):
@@ -80,6 +77,12 @@ class InstanceSettings(BaseModel):
     tokenizer: TokenizerFolder | None = Field(None, description="its model's tokenizer folder; null: cluster.tokenizer")
     max_requests: Count | None = Field(None, description="requests it may have at once; null: no cap")
     group: Group | None = Field(None, description="prefill and decode pair only within a group (text or number)")
+    ca_file: File | None = Field(None, description="https: PEM file with its authorities; null: tls.engines.ca_file")
+    cert_file: File | None = Field(None, description="https: PEM file with our certificate; null: that of tls.engines")
+    key_file: File | None = Field(None, description="https: PEM file with its private key; null: that of tls.engines")
+    server_name: Host | None = Field(None, description="https: name in its certificate; null: tls.engines.server_name")
+    engine_key_env: Variable | None = Field(None, description="variable with the key it wants; null: that of auth")
+    engine_key_file: File | None = Field(None, description="file with the key it wants; null: that of auth")
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -247,9 +250,11 @@ class Settings(Section):
     timeouts: Timeouts = Field(Timeouts(), description="deadlines in seconds; 0: off")
     retry: Retry = Field(Retry(), description="how often one request is tried")
     health: Health = Field(Health(), description="health checks of the instances")
+    auth: Auth = Field(Auth(), description="who may call")
+    tls: Tls = Field(Tls(), description="what is encrypted")
     logging: Logging = Field(Logging(), description="the log")
     engines: Annotated[
-        Mapping[EngineName, Annotated[dict[str, Any], BeforeValidator(_empty_mapping)]], BeforeValidator(_empty_mapping)
+        Mapping[EngineName, Annotated[dict[str, Any], BeforeValidator(empty_mapping)]], BeforeValidator(empty_mapping)
     ] = Field({}, description="settings of engine protocols, by engine name; each engine's page lists its keys")
 
     _source: Source = PrivateAttr(default_factory=Source)

@@ -72,6 +72,13 @@ class BadRequest(RequestError):
     side = Side.CLIENT
 
 
+class InvalidKey(BadRequest):
+    """The call carries no API key, or one that is not valid."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
 class UnknownPath(BadRequest):
     """No API family serves this path."""
 
@@ -174,6 +181,12 @@ class TooManyRequests(RequestError):
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
+
+
+class KeyLimitReached(TooManyRequests):
+    """The API key has as many requests in flight, or has made as many within a minute, as it may."""
+
+    code = "rate_limit_exceeded"
 
 
 class KvMemoryFull(RequestError):

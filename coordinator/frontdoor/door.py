@@ -8,24 +8,37 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.api import openai, tgi, triton
 from coordinator.api.bodies import LONG_BYTES, Body, Walked, walk
 from coordinator.api.family import Family
 from coordinator.api.routes import Match, RouteTable, choose
-from coordinator.core.errors import ClientGone, InternalError, RequestError, UnknownPath, WrongMethod
-from coordinator.core.request import Deadlines, Request
+from coordinator.core.errors import (
+    ClientGone,
+    InternalError,
+    InvalidKey,
+    KeyLimitReached,
+    RequestError,
+    UnknownPath,
+    WrongMethod,
+)
+from coordinator.core.request import Deadlines, Headers, Request
 from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor.headers import forwardable, request_id
 from coordinator.frontdoor.models import ModelNames
+from coordinator.frontdoor.own import OwnAnswers
 from coordinator.frontdoor.reading import BodyReader
 from coordinator.observability.access import AccessLog, RequestRecord
 from coordinator.observability.metrics import Metrics
 from coordinator.relay import Relay
+from coordinator.security.guard import Guard
+from coordinator.security.keys import Key
+from coordinator.security.proxies import TrustedProxies
 from coordinator.server.exchange import Exchange
 from coordinator.wire.json_edit import IndexedRequest
 
 ID_MASK = (1 << 64) - 1
 SPREAD = 0x9E3779B97F4A7C15  # odd, so no two of 2**64 ids are equal; neighbours look nothing alike
+OPEN = frozenset(("live", "ready"))  # operations that need no key: probes
+NO_KEY = "-"
 TRACE = logging.getLogger("pd_coordinator.api")
 
 
@@ -56,6 +69,10 @@ class FrontDoor:
 
     Args:
         ready: whether a request could be placed now, and the sentence that says why (not).
+
+    Attributes:
+        guard: says who may call; everybody, unless it is given keys.
+        proxies: whose word counts about the addresses of clients.
     """
 
     def __init__(
@@ -73,9 +90,10 @@ class FrontDoor:
         self._metrics = telemetry.metrics
         self._telemetry = telemetry
         self.settings = settings
-        self._ready = ready
+        self._own = OwnAnswers(models, ready, settings.version)
+        self.guard = Guard()
+        self.proxies = TrustedProxies()
         self._bodies = BodyReader()
-        self._started_s = int(time.time())
         self._ids = itertools.count(secrets.randbits(63))
 
     async def handle(self, exchange: Exchange) -> None:
@@ -90,27 +108,67 @@ class FrontDoor:
             family = self._table.family_of(exchange.path)
             self._relay(exchange, family, self._record(exchange, family)).fail(error)
             return
-        if match.operation in ("infer", "tokenize"):
-            await self._engine_call(exchange, match)
-        else:
+        try:
+            key = self.guard.find(exchange.headers) if match.operation not in OPEN else None
+        except InvalidKey as error:
+            self._refuse(exchange, error)
+            return
+        if match.operation not in ("infer", "tokenize"):
             self._answer_self(exchange, match)
+        elif key is None:
+            await self._engine_call(exchange, match, None)
+        else:
+            await self._keyed_call(exchange, match, key)
 
-    def _refuse(self, exchange: Exchange, error: RequestError) -> None:
-        """Answer what the server has found wrong before any family could read it."""
+    def gate(self, method: str, path: str, headers: Headers) -> None:
+        """Refuse a request before its body is read: a stranger must not have us keep one.
+
+        Args:
+            method: as received.
+            path: without query.
+            headers: names in lower case.
+
+        Raises:
+            InvalidKey: it needs a key and has none that is valid.
+        """
+        if not self.guard.on:
+            return
+        try:
+            match = self._table.match(method, path)
+        except (UnknownPath, WrongMethod):
+            return  # refused in its turn
+        if match.operation not in OPEN:
+            self.guard.find(headers)
+
+    def _refuse(self, exchange: Exchange, error: RequestError, key: Key | None = None) -> None:
+        """Answer what is wrong before any family could read it."""
         family = self._table.family_of(exchange.path)
-        record = self._record(exchange, family)
+        record = self._record(exchange, family, key)
         record.failed(error)
         self._relay(exchange, family, record).fail(error)
         self._account(exchange, family, record)
 
     # --- calls that go to an engine
 
-    async def _engine_call(self, exchange: Exchange, match: Match) -> None:
-        body = await self._body(exchange, match)
+    async def _keyed_call(self, exchange: Exchange, match: Match, key: Key) -> None:
+        """A call that counts for the limits of a key."""
+        guard = self.guard
+        try:
+            guard.admit(key)
+        except KeyLimitReached as error:
+            self._refuse(exchange, error, key)
+            return
+        try:
+            await self._engine_call(exchange, match, key)
+        finally:
+            guard.release(key)
+
+    async def _engine_call(self, exchange: Exchange, match: Match, key: Key | None) -> None:
+        body = await self._body(exchange, match, key)
         if body is None:
             return
         family = choose(match, exchange.path, body)
-        record = self._record(exchange, family)
+        record = self._record(exchange, family, key)
         relay = self._relay(exchange, family, record)
         try:
             request = await self._request(exchange, family, record, body)
@@ -134,7 +192,7 @@ class FrontDoor:
         finally:
             self._account(exchange, family, record)
 
-    async def _body(self, exchange: Exchange, match: Match) -> Body | None:
+    async def _body(self, exchange: Exchange, match: Match, key: Key | None) -> Body | None:
         """The body as its families can read it without walking it more than once; None: it was refused."""
         body = exchange.body
         try:
@@ -143,11 +201,11 @@ class FrontDoor:
                 return await self._bodies.walk(body, self.settings.schedule_s)
             return body if len(match.families) == 1 else walk(body)
         except RequestError as error:
-            self._refuse(exchange, error)
+            self._refuse(exchange, error, key)
             return None
         except asyncio.CancelledError:
             family = match.families[0]
-            record = self._record(exchange, family)
+            record = self._record(exchange, family, key)
             record.failed(ClientGone("the client has left"))
             self._account(exchange, family, record)
             raise
@@ -169,7 +227,7 @@ class FrontDoor:
             api=family.name,
             path=path,
             query=exchange.query,
-            headers=forwardable(exchange.headers),
+            headers=forwardable(exchange.headers, credentials=not self.guard.on),
             body=body.text if isinstance(body, Walked) else body,
             ask=ask,
             arrived_s=arrived_s,
@@ -189,6 +247,8 @@ class FrontDoor:
         cells = self._metrics.for_api(family.name)
         cells.outcome(record.outcome).inc()
         cells.duration.observe(record.duration_s)
+        if self.guard.on:
+            self._metrics.key_requests.labels(record.key or NO_KEY, record.outcome).inc()
         self._telemetry.traffic(record.prompt_bytes, record.events)
         self._telemetry.access.finished(record)
 
@@ -199,42 +259,18 @@ class FrontDoor:
         record = self._record(exchange, family)
         relay = self._relay(exchange, family, record)
         try:
-            status, body = self._own_answer(match, family)
+            status, body = self._own.answer(match, family)
         except RequestError as error:
             relay.fail(error)
         else:
             relay.answer(status, body)
 
-    def _own_answer(self, match: Match, family: Family) -> tuple[int, bytes]:
-        name = match.params.get("model")
-        ready, _ = self._ready()
-        if name is not None:
-            self._models.known(name)
-        match family.name, match.operation:
-            case "openai", "models":
-                return 200, openai.models_body(self._models.names(), self._started_s)
-            case "openai", "model":
-                return 200, openai.model_body(str(name), self._started_s)
-            case "tgi", "info":
-                return 200, tgi.info_body(next(iter(self._models.names()), None), self.settings.version)
-            case "tgi", _:
-                return (200 if ready else 503), tgi.health_body(ready=ready)
-            case "triton", "server":
-                return 200, triton.server_body(self.settings.version)
-            case "triton", "model":
-                return 200, triton.model_body(str(name))
-            case "triton", "config":
-                return 200, triton.model_config_body(str(name))
-            case "triton", "live":
-                return 200, triton.live_body()
-            case _:
-                return (200 if ready else 503), triton.ready_body(ready=ready)
-
     # --- both
 
-    def _record(self, exchange: Exchange, family: Family) -> RequestRecord:
+    def _record(self, exchange: Exchange, family: Family, key: Key | None = None) -> RequestRecord:
         ident = request_id(exchange.headers) or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
-        return RequestRecord(id=ident, api=family.name, path=exchange.path)
+        client = self.proxies.client(exchange.peer, exchange.headers)
+        return RequestRecord(ident, family.name, exchange.path, client, "" if key is None else key.name)
 
     def _relay(self, exchange: Exchange, family: Family, record: RequestRecord) -> Relay:
         return Relay(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from coordinator.core.request import Headers
+from coordinator.security.keys import CREDENTIALS
 
 MAX_ID_CHARS = 128
 _ID_CHARS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:@/+=~%-")
@@ -15,19 +16,35 @@ _OURS = frozenset(
         b"expect", b"host", b"accept-encoding", b"x-request-id",
     )
 )  # fmt: skip
-# engines and sidecars take orders from these: a client may give none (MindIE protocol page §4.1; llm-d; vLLM)
+_OURS_AND_KEYS = _OURS | CREDENTIALS
+# engines and sidecars take orders from these: a client may give none (MindIE protocol page §4.1; llm-d; vLLM). What it
+# says of its own address goes no further either: an engine may trust us, and would take it for ours
 _CONTROL = frozenset(
     (
         b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute", b"dp-instance-id", b"prefill-id",
+        b"forwarded", b"x-real-ip",
     )
 )  # fmt: skip
-_CONTROL_PREFIXES = (b"x-prefill", b"x-decode", b"x-data-parallel", b"x-encoder", b"x-pd-", b"x-kv-", b"x-gateway-")
+_CONTROL_PREFIXES = (
+    b"x-forwarded-",
+    b"x-prefill",
+    b"x-decode",
+    b"x-data-parallel",
+    b"x-encoder",
+    b"x-pd-",
+    b"x-kv-",
+    b"x-gateway-",
+)
 
 
-def forwardable(headers: Headers) -> Headers:
-    """A client's end-to-end headers without any that would steer, frame or address the call to the engine."""
+def forwardable(headers: Headers, *, credentials: bool = True) -> Headers:
+    """A client's end-to-end headers without any that would steer, frame or address the call to the engine.
+
+    Without `credentials` its keys stay here, too: they are ours then.
+    """
     named = [value for name, value in headers if name == b"connection"]
-    dropped = _OURS.union(token.strip().lower() for value in named for token in value.split(b",")) if named else _OURS
+    ours = _OURS if credentials else _OURS_AND_KEYS
+    dropped = ours.union(token.strip().lower() for value in named for token in value.split(b",")) if named else ours
     return tuple(
         (name, value)
         for name, value in headers

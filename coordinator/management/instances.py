@@ -8,6 +8,7 @@ from coordinator.cluster import Cluster
 from coordinator.core.instance import Instance
 
 from .errors import Refused, json_reply, read_json
+from .screen import ABOUT
 
 SOURCE = "api"
 
@@ -45,6 +46,7 @@ class InstancesApi:
             instance = self._make(given)
         except ValueError as error:
             raise Refused(400, str(error)) from None
+        request[ABOUT] = f"{instance.id} {instance.url}"
         try:
             self._cluster.add(instance, source=SOURCE)
         except ValueError as error:

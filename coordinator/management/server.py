@@ -11,7 +11,13 @@ from .controller import Controller
 from .errors import errors_as_json
 from .instances import InstancesApi, MakeInstance
 from .probes import Probes
+from .screen import Screen
 
+POLLED = (
+    "/v1/instances/refresh",
+    "/v1/instances/query_tasks",
+    "/backup_info",
+)  # by the MindIE controller, all the time
 BODY_LIMIT_BYTES = 32 * 1024 * 1024
 KEEP_ALIVE_S = 75.0
 SHUTDOWN_S = 1.0
@@ -48,6 +54,7 @@ class Management:
 
     Attributes:
         addresses: where it listens, once started: `management`, and `metrics` and `status` where set.
+        screen: says who may call; everybody, unless it is given keys.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class Management:
         self._listen = listen
         self._metrics = metrics
         self._probes = Probes(cluster)
+        self.screen = Screen([route.path for route in self._probes.routes()], POLLED)
         self._runners: list[web.AppRunner] = []
         self.addresses: dict[str, tuple[str, int]] = {}
         metrics_route = web.get("/metrics", self._serve_metrics)
@@ -111,7 +119,9 @@ class Management:
         self.addresses.clear()
 
     async def _open(self, port: int, routes: Sequence[web.AbstractRouteDef]) -> tuple[str, int]:
-        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[errors_as_json])
+        app = web.Application(
+            client_max_size=BODY_LIMIT_BYTES, middlewares=[self.screen.audit, errors_as_json, self.screen.admit]
+        )
         app.add_routes(routes)
         runner = web.AppRunner(
             app,

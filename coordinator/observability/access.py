@@ -36,6 +36,8 @@ class RequestRecord:
         id: the id that the client knows.
         api: name of the API family; empty where none serves the path.
         path: path as the client gave it; a query is cut off when it is logged.
+        client: the client's address; empty where nobody knows it.
+        key: name of its API key; empty where it needed none, or had no valid one.
         model: the model name that the client gave.
         status: status that went out; 0 where none did.
         prefill: instance id of the last attempt.
@@ -59,6 +61,8 @@ class RequestRecord:
     id: str
     api: str
     path: str
+    client: str = ""
+    key: str = ""
     stream: bool = False
     model: str | None = None
     status: int = 0
@@ -140,14 +144,17 @@ def _name(text: str) -> str:
 
 def _text(r: RequestRecord) -> str:
     path = r.path.partition("?")[0]
+    client = f" client={_name(r.client)}" if r.client else ""
+    key = f" key={_name(r.key)}" if r.key else ""
     model = "" if r.model is None else f" model={_name(r.model)}"
     where = "" if r.prefill is None else _where_text(r, r.prefill)
     queue = "" if r.queue_s is None else f" queue_ms={r.queue_s * 1000:.1f}"
     ttft = "" if r.ttft_s is None else f" ttft_ms={r.ttft_s * 1000:.1f}"
     recomputes = f" recomputes={r.recomputes}" if r.recomputes else ""
     return (
-        f"id={quoted(r.id)} api={_name(r.api)} path={_name(path)}{model} stream={'yes' if r.stream else 'no'}"
-        f" status={r.status} outcome={r.outcome!s}{where} attempts={r.attempts}{recomputes} events={r.events}"
+        f"id={quoted(r.id)} api={_name(r.api)} path={_name(path)}{client}{key}{model}"
+        f" stream={'yes' if r.stream else 'no'} status={r.status} outcome={r.outcome!s}{where}"
+        f" attempts={r.attempts}{recomputes} events={r.events}"
         f" bytes={r.bytes_out} prompt_bytes={r.prompt_bytes}{queue}{ttft} duration_ms={r.duration_s * 1000:.1f}"
         f"{'' if r.error_code is None else _error_text(r)}"
     )
@@ -174,6 +181,8 @@ def _data(r: RequestRecord) -> dict[str, object]:
         "id": printable(r.id),
         "api": r.api,
         "path": printable(r.path.partition("?")[0]),
+        "client": printable(r.client) or None,
+        "key": printable(r.key) or None,
         "model": printable(r.model or "") or None,
         "stream": r.stream,
         "status": r.status,

@@ -128,6 +128,9 @@ class Metrics:
         self.unrouted = self._counter(
             "unrouted_total", "Calls for a path or method that is not served.", ("code",), unrouted
         )
+        self.key_requests = self._counter(
+            "key_requests_total", "Finished requests by the key they came with.", ("key", "outcome")
+        )
         self.recomputes = self._counter("recomputes_total", "Requests that decode gave back to be placed again.")
         self.decode_replays = self._counter(
             "decode_replays_total", "Requests taken to another decode instance with the KV that was there."
@@ -175,6 +178,10 @@ class Metrics:
         if not isinstance(gauge, CallbackGauge):
             raise KeyError(name)
         gauge.read = read
+
+    def forget_key(self, name: str) -> None:
+        """Drop the series of a key that is gone."""
+        self.key_requests.forget("key", name)
 
     def forget_instance(self, instance_id: str) -> None:
         """Drop the series of an instance that was removed."""

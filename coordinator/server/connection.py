@@ -122,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
             data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: empty lines before a request line are ignored
             if not data:
                 return
-            reader = self._reader = RequestReader(self._shared.limits)
+            reader = self._reader = RequestReader(self._shared.limits, self._shared.gate)
             self.deadline_s = self._shared.clock() + self._shared.limits.head_s
         rest = reader.feed(data)
         if not reader.has_head:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from coordinator.server.acceptor import Acceptor
 from coordinator.server.connection import ClientConnection
 from coordinator.server.limits import ServerLimits
+from coordinator.server.reader import Gate
 from coordinator.server.shared import Handler, Shared
 
 __all__ = ["Handler", "HttpServer", "ServerLimits"]
@@ -34,6 +35,7 @@ class HttpServer:
         limits: what clients may do.
         log: gets faults of handlers and shortages of the system.
         clock: monotonic seconds.
+        gate: asked about each request whose body is still to come, so that no body is kept of one that is refused.
 
     Attributes:
         port: the real port, once listening.
@@ -45,6 +47,8 @@ class HttpServer:
         limits: ServerLimits,
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        gate: Gate | None = None,
     ) -> None:
         self.port = 0
         self._limits = limits
@@ -52,7 +56,7 @@ class HttpServer:
         self._log = log
         self._acceptor = Acceptor(self._has_room, self._take, log, clock)
         self._executor = ThreadPoolExecutor(_EXPANDING_THREADS, thread_name_prefix="expand")
-        self._shared = Shared(handler, limits, log, clock, self._executor, self._freed)
+        self._shared = Shared(handler, limits, log, clock, self._executor, self._freed, gate)
         self._adopting: set[asyncio.Task[None]] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()

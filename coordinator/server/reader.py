@@ -1,12 +1,18 @@
 """Reading one request: bytes in, a request or the reason to refuse it out; no I/O."""
 
+from collections.abc import Callable
+
 import httptools
 
 from coordinator.core.errors import BadRequest, BodyTooLarge, HeadersTooLarge, RequestError, UnknownExpectation
+from coordinator.core.request import Headers
 from coordinator.server.body import coding_of
 from coordinator.server.chunked import ChunkedBody
 from coordinator.server.limits import ServerLimits
 from coordinator.server.pieces import Pieces
+
+Gate = Callable[[str, str, Headers], None]
+"""Refuses a request by its method, path and headers, before its body is read: raises RequestError."""
 
 _JUDGED = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"))
 _NOTHING: list[bytes] = []
@@ -33,12 +39,13 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_chunked", "_head_bytes", "_left", "_limits", "_parser", "_plain", "_tail", "_url", "arrived_s", "body",
-        "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path", "pieces", "query",
-        "refusal", "target", "unread", "wants_continue",
+        "_chunked", "_gate", "_head_bytes", "_left", "_limits", "_parser", "_plain", "_tail", "_url", "arrived_s",
+        "body", "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path", "pieces",
+        "query", "refusal", "target", "unread", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, limits: ServerLimits) -> None:
+    def __init__(self, limits: ServerLimits, gate: Gate | None = None) -> None:
+        """Args: `gate`: asked about requests whose body is still to come."""
         self.method = self.target = self.path = self.query = ""
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
@@ -48,6 +55,7 @@ class RequestReader:
         self.http_10 = self.keep_alive = self.complete = self.has_head = self.unread = self.wants_continue = False
         self.arrived_s = 0.0
         self._limits = limits
+        self._gate = gate
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = self._tail = b""
         self._head_bytes = self._left = 0
@@ -106,6 +114,8 @@ class RequestReader:
             if not self.has_head:
                 raise BadRequest("the request is not valid HTTP/1.1", detail="llhttp sees no end of the head")
             self._judge(version)
+            if self._gate is not None and not self.complete:
+                self._gate(self.method, self.path, tuple(self.headers))
         except RequestError as error:
             self.has_head = True
             self._refuse(error)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from coordinator.server.exchange import Exchange
 from coordinator.server.limits import ServerLimits
+from coordinator.server.reader import Gate
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
 
@@ -39,6 +40,7 @@ class Shared:
     Attributes:
         executor: puts long request bodies together and expands them.
         freed: called when a connection is closed.
+        gate: asked about requests whose body is still to come.
         draining: connections close after the answer at hand.
         stopping: handlers are being cancelled on purpose.
         tasks: handlers at work, those included that only tidy up behind a complete answer.
@@ -50,6 +52,7 @@ class Shared:
     clock: Callable[[], float]
     executor: Executor
     freed: Callable[[], None]
+    gate: Gate | None = None
     loop: asyncio.AbstractEventLoop | None = None
     draining: bool = False
     stopping: bool = False

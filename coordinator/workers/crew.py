@@ -32,6 +32,9 @@ class Crew:
         greet: tells a new worker, by its number, what the others know.
         heard: called with every message that is not about starting or metrics.
         bury: gets the last metrics of a worker that has ended.
+
+    Attributes:
+        on_end: told the number of a worker that has ended while others go on.
     """
 
     def __init__(  # the supervisor hands over what it has built
@@ -55,6 +58,7 @@ class Crew:
         self._beats: dict[WorkerProcess, tuple[int, int]] = {}
         self._looks = 0
         self._leaving = False
+        self.on_end: Callable[[int], None] | None = None
 
     @property
     def pids(self) -> dict[int, int]:
@@ -203,6 +207,8 @@ class Crew:
         """Clear the load of a worker that has ended, and keep what it had counted."""
         lost = self._board.live_of(worker.number)
         self._board.clear_row(worker.number)
+        if self.on_end is not None:
+            self.on_end(worker.number)
         del self._workers[worker.number]
         self._beats.pop(worker, None)
         self._bury(worker.snapshot)

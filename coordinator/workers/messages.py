@@ -3,6 +3,7 @@
 import msgspec
 
 from coordinator.core.instance import Instance
+from coordinator.security.keys import Key
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -48,6 +49,16 @@ class Told(_Message):
 
     engine: str
     data: bytes
+
+
+class Secured(_Message):
+    """Whom to let in and whom to believe: the keys of the data plane (None: it needs none), and the settings as JSON.
+
+    It comes before the first view, so that nobody is let in without a key that needs one.
+    """
+
+    settings: str
+    keys: list[Key] | None
 
 
 class Drain(_Message):
@@ -117,5 +128,5 @@ class Snapshot(_Message):
     data: bytes
 
 
-Down = Start | View | Told | Drain | AskMetrics
+Down = Start | View | Told | Secured | Drain | AskMetrics
 Up = Serving | Failed | Charge | Credit | Requests | Said | Snapshot

@@ -5,7 +5,8 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from coordinator.api.families import FAMILIES
@@ -17,10 +18,14 @@ from coordinator.core.instance import Instance, State
 from coordinator.core.ports import SplitEngine
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_tokenizers
-from coordinator.scheduler import LoadBoard, size_bytes
+from coordinator.scheduler import LoadBoard
+from coordinator.securing import Security
+from coordinator.security.keys import Key
+from coordinator.security.uses import clear_row
 from coordinator.transport.client import HttpClient
 from coordinator.workers.crew import Crew
-from coordinator.workers.messages import Charge, Credit, Requests, Said, Start, Told, Up
+from coordinator.workers.memory import size_bytes, uses_words
+from coordinator.workers.messages import Charge, Credit, Requests, Said, Secured, Start, Told, Up
 from coordinator.workers.port import ReservedPort
 from coordinator.workers.slots import Slots
 from coordinator.workers.sums import MetricSums
@@ -47,7 +52,8 @@ class Supervisor:
         self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
         self._board_fd = os.memfd_create("pd-coordinator loads")
         os.ftruncate(self._board_fd, size_bytes(count, SLOTS))
-        self._board = LoadBoard(mmap.mmap(self._board_fd, 0), count, SLOTS)
+        memory = mmap.mmap(self._board_fd, 0)
+        self._board = LoadBoard(memory, count, SLOTS)
         self._slots = Slots(SLOTS)
         work = BoardWork(self._board, self._slots)
         self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path, render=self._render)
@@ -56,6 +62,9 @@ class Supervisor:
         self.crew = Crew(
             self._board_fd, self._board, self._introduction, self._greet, heard=self._heard, bury=self._sums.bury
         )
+        self.crew.on_end = partial(clear_row, uses_words(memory, count, SLOTS))
+        self.security = Security(settings, self.management, self._secure, self.metrics)
+        self.control.apply = self.security.apply
         self._views = ViewSender(
             self.cluster, self._slots, lambda view: self.crew.tell(None, view), lambda: self.crew.acknowledged
         )
@@ -78,6 +87,7 @@ class Supervisor:
             for name, engine in self._engines.items():
                 if isinstance(engine, SplitEngine):
                     engine.own(self._teller(name))
+            self.security.start()
             self.control.take_instances(self.settings)
             await self.cluster.start()
             await self.control.discover()
@@ -105,6 +115,7 @@ class Supervisor:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
+        await self.security.aclose()
         await self.crew.aclose()
         for engine in self._engines.values():
             await engine.aclose()
@@ -165,7 +176,12 @@ class Supervisor:
         for engine in self._engines.values():
             if isinstance(engine, SplitEngine):
                 engine.introduce(number)
+        self._secure(self.security.settings, self.security.keys, number)
         self.crew.tell(number, self._views.view())
+
+    def _secure(self, settings: Settings, keys: Sequence[Key] | None, worker: int | None = None) -> None:
+        """Tell one worker, or all, whom to let in."""
+        self.crew.tell(worker, Secured(settings.model_dump_json(), None if keys is None else list(keys)))
 
     def _teller(self, engine: str) -> Callable[[int | None, bytes], None]:
         """Sends an engine's own messages to its halves in the workers."""

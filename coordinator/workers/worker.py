@@ -18,7 +18,10 @@ from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
+from coordinator.security.guard import Guard
+from coordinator.security.uses import KeyUses
 from coordinator.transport.client import HttpClient
+from coordinator.workers.memory import uses_words
 from coordinator.workers.messages import (
     AskMetrics,
     Down,
@@ -26,6 +29,7 @@ from coordinator.workers.messages import (
     Failed,
     Requests,
     Said,
+    Secured,
     Serving,
     Snapshot,
     Start,
@@ -92,6 +96,7 @@ class Worker:
             telemetry,
             max_connections=start.max_connections,
         )
+        self._data.door.guard = Guard(KeyUses(uses_words(memory, start.workers, start.slots), start.worker))
         self._data.dispatcher.elsewhere = self._board.live_elsewhere
         self._data.dispatcher.on_live = self._board.write_live
         self._requests = self._prompt_bytes = self._output_tokens = 0
@@ -170,6 +175,8 @@ class Worker:
                 half.told(message.data)
         elif isinstance(message, View):
             self._see(message)
+        elif isinstance(message, Secured):
+            self._data.secure(Settings.model_validate_json(message.settings), message.keys)
         elif isinstance(message, AskMetrics):
             self._say(Snapshot(message.number, packed(self._metrics)))
         elif isinstance(message, Drain):

@@ -81,7 +81,8 @@ def test_options_are_what_the_engine_makes_of_them():
             "zzz: 7",
             (
                 "zzz: unknown key; known keys: "
-                "role, url, id, engine, model, tokenizer, max_requests, group, inter_comm_port"
+                "role, url, id, engine, model, tokenizer, max_requests, group, ca_file, "
+                "cert_file, key_file, server_name, engine_key_env, engine_key_file, inter_comm_port"
             ),
         ),
     ],

@@ -18,6 +18,7 @@ server:
   status_port: null
   workers: 1
   route_headers: false
+  trusted_proxies: []
 cluster:
   engine: mindie
   model: null
@@ -63,6 +64,31 @@ health:
   fail_after: 3
   recover_after: 2
   path: null
+auth:
+  keys: []
+  keys_file: null
+  management_keys: []
+  management_keys_file: null
+  open_metrics: true
+  engine_key_env: null
+  engine_key_file: null
+  reread_s: 10.0
+tls:
+  data:
+    cert_file: null
+    key_file: null
+    client_ca_file: null
+  management:
+    cert_file: null
+    key_file: null
+    client_ca_file: null
+  engines:
+    ca_file: null
+    cert_file: null
+    key_file: null
+    server_name: null
+    verify: true
+  reread_s: 10.0
 logging:
   level: info
   format: text

@@ -1,0 +1,64 @@
+"""Keys and certificates of the whole coordinator: applied at the start, on a reload, and when their files change."""
+
+from collections.abc import Callable, Sequence
+
+from coordinator.config import Settings
+from coordinator.management import Management
+from coordinator.observability.metrics import Metrics
+from coordinator.security.files import FileWatch
+from coordinator.security.keeper import KeyKeeper
+from coordinator.security.keys import Key
+from coordinator.security.proxies import TrustedProxies
+
+Tell = Callable[[Settings, Sequence[Key] | None], None]
+
+
+class Security:
+    """Hands everybody what they may go by; there is one, however many processes serve.
+
+    Args:
+        management: its port is guarded.
+        tell: tells the data plane, of one process or of all, the settings and its keys; None: it needs none.
+        metrics: forget keys that are gone.
+    """
+
+    def __init__(self, settings: Settings, management: Management, tell: Tell, metrics: Metrics) -> None:
+        self.settings = settings
+        self._screen = management.screen
+        self._tell = tell
+        self._keeper = KeyKeeper(self._take, self._screen.take, metrics.forget_key)
+        self._watch = FileWatch(
+            "watch key files", self._keeper.files, self._keeper.reread, lambda: self.settings.auth.reread_s
+        )
+
+    @property
+    def keys(self) -> Sequence[Key] | None:
+        """The keys of the data plane; None: it needs none."""
+        return self._keeper.keys
+
+    def apply(self, settings: Settings) -> None:
+        """Go by these settings; requests that run go on.
+
+        Raises:
+            ConfigError: a file cannot be used; nothing has changed.
+        """
+        before, self.settings = self.settings, settings
+        try:
+            self._keeper.apply(settings.auth)
+        except BaseException:
+            self.settings = before
+            raise
+        self._screen.open_metrics = settings.auth.open_metrics
+        self._screen.proxies = TrustedProxies(settings.server.trusted_proxies)
+
+    def start(self) -> None:
+        """Apply the settings for the first time, and begin to look after the files. Raises ConfigError."""
+        self.apply(self.settings)
+        self._watch.start()
+
+    async def aclose(self) -> None:
+        """Stop looking; idempotent."""
+        await self._watch.aclose()
+
+    def _take(self, keys: Sequence[Key] | None) -> None:
+        self._tell(self.settings, keys)

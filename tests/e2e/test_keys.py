@@ -1,0 +1,234 @@
+"""API keys on both ports, with real clients and processes."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import openai
+import pytest
+from dialects import CHAT, CHAT_STREAM, DIALECTS, MODEL
+from huggingface_hub import InferenceClient
+from openai import OpenAI
+from processes import HOST, call, until
+from raw_client import Client, ask, eventually
+from traffic import open_streams
+
+pytestmark = pytest.mark.xdist_group("keys")
+
+
+def made(*arguments: str, stdin: str = "") -> str:
+    """What `pd-coordinator key` prints."""
+    command = [sys.executable, "-m", "coordinator", "key", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def new_key(name: str, **limits: int) -> tuple[str, dict[str, object]]:
+    """A key and its entry in the configuration."""
+    key, line = made("new", "--name", name).splitlines()
+    hashed = line.partition('hash: "')[2].partition('"')[0]
+    return key, {"name": name, "hash": hashed, **limits}
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, tuple[str, dict[str, object]]]:
+    """Some keys; each takes a process, so they are made once."""
+    return {
+        "a": new_key("team-a"),
+        "b": new_key("team-b"),
+        "few": new_key("few", requests_per_minute=3),
+        "one": new_key("one", max_in_flight=1),
+        "ops": new_key("ops"),
+    }
+
+
+def auth(keys, *names: str, management: tuple[str, ...] = (), **others) -> dict[str, object]:
+    lists = {"keys": [keys[name][1] for name in names], "management_keys": [keys[name][1] for name in management]}
+    return {**lists, **others}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_clients_need_a_key_and_their_own_tools_send_it(start, keys, workers):
+    server = {"workers": workers, "port": 0, "management_port": 0}
+    coordinator = start.cluster(auth=auth(keys, "a", "b"), server=server).coordinator
+    url, (key, _) = coordinator.url, keys["a"]
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10) as client:
+        messages = [{"role": "user", "content": "Hello"}]
+        assert client.chat.completions.create(model=MODEL, messages=messages, max_tokens=3).usage.completion_tokens == 3
+        assert next(iter(client.models.list())).id == MODEL
+        with pytest.raises(openai.AuthenticationError) as caught:
+            client.with_options(api_key="pd-00000000-wrong").chat.completions.create(model=MODEL, messages=messages)
+        assert caught.value.code == "invalid_api_key"
+    assert InferenceClient(url, token=key).text_generation("Hello", max_new_tokens=3)
+    for name in ("x-api-key", "api-key"):
+        assert call(coordinator.port, CHAT.path, CHAT.body("Hello"), headers={name: keys["b"][0]})[0] == 200
+    assert call(coordinator.port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys["ops"][0]))[0] == 401
+    told = coordinator.metric("pd_coordinator_key_requests_total", key="team-a", outcome="ok")
+    assert told == 2  # calls that engines have served
+    assert coordinator.metric("pd_coordinator_key_requests_total", key="-", outcome="client_error") == 2
+    until(lambda: "key=team-b" in coordinator.log(), "the log names the key")
+    assert not any(one in coordinator.log() for one, _ in keys.values())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_each_family_says_so_in_its_own_way(keyed, dialect):
+    status, headers, body = call(keyed.port, dialect.path, dialect.body("Hello"))
+    assert status == 401
+    assert headers["www-authenticate"].startswith("Bearer ")
+    assert "x-request-id" in headers
+    error = json.loads(body)["error"]
+    assert "API key" in (error["message"] if isinstance(error, dict) else error)
+
+
+@pytest.fixture(scope="module")
+def keyed(_session_start, keys):
+    cluster = _session_start.cluster(auth=auth(keys, "a", "few", "one", management=("ops",)))
+    yield cluster.coordinator
+    cluster.coordinator.check_log()
+
+
+def test_probes_stay_open_and_nothing_else_does(keyed):
+    for path in ("/health", "/v2/health/live", "/v2/health/ready", f"/v2/models/{MODEL}/ready"):
+        assert call(keyed.port, path)[0] == 200, path
+    for path in ("/v1/models", "/info", "/v2", f"/v2/models/{MODEL}"):
+        assert call(keyed.port, path)[0] == 401, path
+    for path in ("/v1/startup", "/v1/health", "/v1/readiness", "/v2/health/live", "/v2/health/ready", "/metrics"):
+        assert call(keyed.management_port, path)[0] == 200, path
+    for path in ("/v1/instances", "/v1/coordinator_info", "/recvs_info", "/nothing"):
+        assert call(keyed.management_port, path)[0] == 401, path
+
+
+async def test_a_stranger_cannot_make_us_keep_a_body(keyed):
+    async with await Client.connect(keyed.port) as client:
+        head = f"POST {CHAT.path} HTTP/1.1\r\nHost: a\r\nContent-Length: 30000000\r\n\r\n"
+        await client.send(head.encode() + b"x" * 100)
+        assert await client.head() == 401
+    async with await Client.connect(keyed.port) as client:
+        head = f"POST {CHAT.path} HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 300\r\n\r\n"
+        await client.send(head.encode())
+        assert await client.head() == 401
+
+
+def test_requests_of_a_minute(keyed, keys):
+    answers = [call(keyed.port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys["few"][0])) for _ in range(5)]
+    assert [status for status, _, _ in answers] == [200, 200, 200, 429, 429]
+    assert 1 <= int(answers[-1][1]["retry-after"]) <= 65
+    error = json.loads(answers[-1][2])["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+    assert call(keyed.port, "/v1/models", headers=bearer(keys["few"][0]))[0] == 200  # goes to no engine
+
+
+async def test_requests_in_flight(keyed, keys):
+    (key, _) = keys["one"]
+    prompt = "Story [[fault:slow=0.05]] [[length:40]]"
+    async with await Client.connect(keyed.port) as client:
+        await client.send(request_with_key(CHAT_STREAM.path, CHAT_STREAM.body(prompt), key))
+        assert await client.head() == 200
+        refused = await ask(keyed.port, CHAT.path, CHAT.body("Hello"), headers=bearer(key))
+        assert (refused.status, refused.header("retry-after")) == (429, "1")
+
+    # the client has left: its place is free
+    async def free() -> bool:
+        return (await ask(keyed.port, CHAT.path, CHAT.body("Hello"), headers=bearer(key))).status == 200
+
+    for _ in range(100):
+        if await free():
+            break
+    else:
+        pytest.fail("the place was not given back")
+
+
+def request_with_key(path: str, body: object, key: str) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def test_managing_needs_a_key_of_its_own_and_leaves_a_line(keyed, keys):
+    port, (ops, _) = keyed.management_port, keys["ops"]
+    new = {"role": "decode", "url": f"http://{HOST}:9", "id": "extra"}
+    assert call(port, "/v1/instances", new)[0] == 401
+    assert call(port, "/v1/instances", new, headers=bearer(keys["a"][0]))[0] == 401
+    assert call(port, "/v1/instances", new, headers=bearer(ops))[0] == 201
+    assert call(port, "/v1/instances/extra", method="DELETE", headers={"x-api-key": ops})[0] == 202
+    status, headers, _ = call(port, "/v1/instances")
+    assert (status, "Basic" in headers["www-authenticate"]) == (401, True)
+    log = until(lambda: keyed.log() if "path=/v1/instances/extra" in keyed.log() else "", "audit lines")
+    lines = [line.partition("management call ")[2] for line in log.splitlines() if "management call" in line]
+    assert f"key=- client={HOST} method=POST path=/v1/instances status=401" in lines
+    assert f'key=ops client={HOST} method=POST path=/v1/instances about="extra http://{HOST}:9" status=201' in lines
+    assert f"key=ops client={HOST} method=DELETE path=/v1/instances/extra status=202" in lines
+    assert ops not in log
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text(json.dumps({"keys": [keys["b"][1]]}))
+    server = {"workers": workers, "port": 0, "management_port": 0}
+    given = auth(keys, "a", keys_file=str(file), reread_s=0.1)
+    cluster = start.cluster(auth=given, server=server)
+    coordinator, port = cluster.coordinator, cluster.port
+
+    def status(name: str) -> int:
+        return call(port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys[name][0]))[0]
+
+    assert [status(name) for name in ("a", "b", "ops")] == [200, 200, 401]
+    async with await Client.connect(port) as client:
+        body = CHAT_STREAM.body("Story [[fault:slow=0.05]] [[length:30]]")
+        await client.send(request_with_key(CHAT_STREAM.path, body, keys["a"][0]))
+        assert await client.head() == 200
+
+        file.write_text(json.dumps({"keys": [keys["ops"][1]]}))
+        await eventually(lambda: [status("b"), status("ops")] == [401, 200], "the file counts")
+        file.write_text("keys: [")
+        await eventually(lambda: "those before stay valid" in coordinator.log(), "a broken one is told")
+        assert status("ops") == 200
+
+        coordinator.write_config(cluster.config | {"auth": auth(keys, "b")})
+        coordinator.signal(signal.SIGHUP)
+        await eventually(lambda: [status("a"), status("b"), status("ops")] == [401, 200, 401], "the reload counts")
+        await client.rest()
+        assert client.complete  # what ran with a key that is gone has ended in order
+
+    coordinator.write_config({name: value for name, value in cluster.config.items() if name != "auth"})
+    coordinator.signal(signal.SIGHUP)
+    await eventually(lambda: status("b") == 401, "no keys: nobody, not everybody")
+
+
+def test_keys_of_clients_end_here(start, keys):
+    cluster = start.cluster(auth=auth(keys, "a"))
+    headers = {**bearer(keys["a"][0]), "x-api-key": "other", "x-forwarded-for": "203.0.113.1", "traceparent": "00-1"}
+    assert call(cluster.port, CHAT.path, CHAT.body("Hello"), headers=headers)[0] == 200
+    for instance in cluster.instances:
+        seen = json.dumps(instance.state())
+        assert keys["a"][0] not in seen
+
+
+def test_a_key_that_there_was_can_be_kept(start):
+    own = "sk-engine-key-of-old-days"
+    line = made("hash", "--name", "old", stdin=own + "\n")
+    hashed = line.partition('hash: "')[2].partition('"')[0]
+    coordinator = start.cluster(auth={"keys": [{"name": "old", "hash": hashed}]}).coordinator
+    for _ in range(2):
+        assert call(coordinator.port, CHAT.path, CHAT.body("Hello"), headers=bearer(own))[0] == 200
+    assert own not in coordinator.log()
+    weak = subprocess.run(
+        [sys.executable, "-m", "coordinator", "key", "hash"],
+        input="short",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (weak.returncode, weak.stdout) == (2, "")
+
+
+async def test_streams_without_keys_are_as_before(cluster):
+    (stream,) = await open_streams(cluster.port, CHAT_STREAM, ["Hello"])
+    assert CHAT_STREAM.text(await stream.rest(), "Hello")
+    await stream.leave()
