@@ -73,7 +73,7 @@ class App:
         policies = inform(make_policies(settings), self._engines.values())
         self.scheduler = Scheduler(policies, max_queue=limits.max_queue, fallback=scheduling.fallback)
         work = OwnWork(self.scheduler, self._engines)
-        self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path)
+        self.control = ControlPlane(settings, self._engines, self.metrics, work, client=self._client, path=path)
         self.cluster = self.control.cluster
         self.management = self.control.management
         telemetry = Telemetry(self.metrics, access, self.control.traffic.note)
@@ -110,7 +110,7 @@ class App:
             self.control.take_instances(self.settings)
             await self.cluster.start()
             await self.control.discover()
-            self.control.stages.start()
+            self.control.watch()
             self.management.serving = False
             await self.management.start()
             await self.server.listen(self.settings.server.host, self.settings.server.port)
@@ -135,7 +135,5 @@ class App:
         for engine in self._engines.values():
             await engine.aclose()
         await self._tokenizers.aclose()
-        await self.control.stages.aclose()
-        await self.cluster.aclose()
-        await self.management.aclose()
+        await self.control.aclose()
         await self._client.aclose()

@@ -11,9 +11,18 @@ from coordinator.config import ConfigError, Settings
 from coordinator.core.abilities import DiscoveringEngine
 from coordinator.core.instance import Instance, Role, State
 from coordinator.core.ports import EngineProtocol
-from coordinator.management import Controller, Listen, Management, StageWatch, Traffic
+from coordinator.management import (
+    Controller,
+    EngineMetrics,
+    EngineMetricsSettings,
+    Listen,
+    Management,
+    StageWatch,
+    Traffic,
+)
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import load_settings, validate_options
+from coordinator.transport.client import HttpClient
 
 LOG = logging.getLogger("pd_coordinator")
 FROM_FILE = "file"
@@ -101,6 +110,7 @@ class ControlPlane:
     """The control plane; there is one, however many processes serve.
 
     Args:
+        client: asks instances for their own metrics.
         path: the file that `reload` reads again; None: there is none.
         render: makes the text for `/metrics`.
 
@@ -108,13 +118,14 @@ class ControlPlane:
         apply: takes the parts of a configuration that was read again that are not ours; may raise ConfigError.
     """
 
-    def __init__(  # the composition root hands over what it has built
+    def __init__(  # noqa: PLR0913  # the composition root hands over what it has built
         self,
         settings: Settings,
         engines: Mapping[str, EngineProtocol],
         metrics: Metrics,
         work: Work,
         *,
+        client: HttpClient,
         path: Path | None = None,
         render: Callable[[], bytes | Awaitable[bytes]] | None = None,
     ) -> None:
@@ -131,6 +142,8 @@ class ControlPlane:
             in_flight=work.in_flight,
             log=logging.getLogger("pd_coordinator.cluster"),
         )
+        engine_metrics = EngineMetricsSettings(**settings.metrics.engines.model_dump())
+        self.engine_metrics = EngineMetrics(engine_metrics, client, self.cluster.known, metrics)
         server = settings.server
         self.management = Management(
             Listen(server.management_host, server.management_port, server.metrics_port, server.status_port),
@@ -139,12 +152,25 @@ class ControlPlane:
             metrics=render or metrics.render,
             controller=Controller(self.cluster, self.make_instance, LoadsById(work), self.traffic),
         )
+        self.management.engine_metrics = self.engine_metrics.page
         self.stages = StageWatch(self._count_stages)
         self._declare_gauges()
 
     def make_instance(self, given: Mapping[str, object]) -> Instance:
         """An instance from keys of the configuration file; raises ValueError with a sentence."""
         return config.instance_from_mapping(given, self.settings, validate_options)
+
+    def watch(self) -> None:
+        """Begin to look at what is only looked at now and then."""
+        self.stages.start()
+        self.engine_metrics.start()
+
+    async def aclose(self) -> None:
+        """Look no more, stop listening, and let the instances go."""
+        await self.stages.aclose()
+        await self.engine_metrics.aclose()
+        await self.cluster.aclose()
+        await self.management.aclose()
 
     async def discover(self) -> None:
         """Let engines that find instances by themselves begin; raises OSError."""
@@ -174,6 +200,7 @@ class ControlPlane:
         add("instance_up", self._read_states)
         add("kv_pinned_requests", self._read_pinned)
         add("stage_requests", self.stages.read_counts)
+        add("engine_scrape_age_seconds", self.engine_metrics.read_ages)
         add("bottleneck_stage", self.stages.read_bottleneck)
 
     def _read_loads(self) -> Iterator[tuple[tuple[str, ...], float]]:

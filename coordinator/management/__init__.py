@@ -1,8 +1,19 @@
 """The other port: instances API, probes, metrics, and the calls of the MindIE controller."""
 
 from .controller import Controller
+from .engine_metrics import EngineMetrics, EngineMetricsSettings
 from .loads import LoadReader, Traffic, TrafficReader
 from .server import Listen, Management
 from .stages import StageWatch
 
-__all__ = ["Controller", "Listen", "LoadReader", "Management", "StageWatch", "Traffic", "TrafficReader"]
+__all__ = [
+    "Controller",
+    "EngineMetrics",
+    "EngineMetricsSettings",
+    "Listen",
+    "LoadReader",
+    "Management",
+    "StageWatch",
+    "Traffic",
+    "TrafficReader",
+]

@@ -8,7 +8,7 @@ from aiohttp import web
 from coordinator.cluster import Cluster
 
 from .controller import Controller
-from .errors import errors_as_json
+from .errors import Refused, errors_as_json
 from .instances import InstancesApi, MakeInstance
 from .probes import Probes
 from .screen import Screen
@@ -55,6 +55,7 @@ class Management:
     Attributes:
         addresses: where it listens, once started: `management`, and `metrics` and `status` where set.
         screen: says who may call; everybody, unless it is given keys.
+        engine_metrics: gives the text for `/metrics/engines`; None: instances are not asked.
     """
 
     def __init__(
@@ -69,18 +70,22 @@ class Management:
     ) -> None:
         self._listen = listen
         self._metrics = metrics
+        self.engine_metrics: Callable[[], bytes | None] = lambda: None
         self._probes = Probes(cluster)
         self.screen = Screen([route.path for route in self._probes.routes()], POLLED)
         self._runners: list[web.AppRunner] = []
         self.addresses: dict[str, tuple[str, int]] = {}
-        metrics_route = web.get("/metrics", self._serve_metrics)
+        metrics_routes = [
+            web.get("/metrics", self._serve_metrics),
+            web.get("/metrics/engines", self._serve_engine_metrics),
+        ]
         first: list[web.AbstractRouteDef] = [*(controller.routes() if controller is not None else ()), *extra]
         first += [*InstancesApi(cluster, make_instance).routes(), *self._probes.routes()]
         plan: list[tuple[str, int, Sequence[web.AbstractRouteDef]]] = []
         if listen.metrics_port is None:
-            first.append(metrics_route)
+            first += metrics_routes
         else:
-            plan.append(("metrics", listen.metrics_port, [metrics_route]))
+            plan.append(("metrics", listen.metrics_port, metrics_routes))
         if listen.status_port is not None:
             plan.append(("status", listen.status_port, self._probes.routes()))
         self._plan = [("management", listen.port, first), *plan]
@@ -142,4 +147,10 @@ class Management:
         if isinstance(text, Awaitable):
             text = await text
         body = text.encode() if isinstance(text, str) else text
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+
+    async def _serve_engine_metrics(self, _request: web.Request) -> web.Response:
+        body = self.engine_metrics()
+        if body is None:
+            raise Refused(404, "metrics.engines.scrape is false: instances are not asked for their metrics")
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})

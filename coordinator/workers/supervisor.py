@@ -56,7 +56,9 @@ class Supervisor:
         self._board = LoadBoard(memory, count, SLOTS)
         self._slots = Slots(SLOTS)
         work = BoardWork(self._board, self._slots)
-        self.control = ControlPlane(settings, self._engines, self.metrics, work, path=path, render=self._render)
+        self.control = ControlPlane(
+            settings, self._engines, self.metrics, work, client=self._client, path=path, render=self._render
+        )
         self.cluster = self.control.cluster
         self.management = self.control.management
         self.crew = Crew(
@@ -91,7 +93,7 @@ class Supervisor:
             self.control.take_instances(self.settings)
             await self.cluster.start()
             await self.control.discover()
-            self.control.stages.start()
+            self.control.watch()
             self.management.serving = False
             await self.management.start()
             await self.crew.start(self.settings.server.workers)
@@ -120,9 +122,7 @@ class Supervisor:
         for engine in self._engines.values():
             await engine.aclose()
         await self._tokenizers.aclose()
-        await self.control.stages.aclose()
-        await self.cluster.aclose()
-        await self.management.aclose()
+        await self.control.aclose()
         await self._client.aclose()
         if self._reserved is not None:
             self._reserved.close()

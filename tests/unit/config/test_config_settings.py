@@ -92,6 +92,13 @@ tls:
 logging:
   level: info
   format: text
+metrics:
+  engines:
+    scrape: false
+    interval_s: 15.0
+    timeout_s: 5.0
+    max_bytes: 1048576
+    allow: ["*"]
 engines: {}
 """
 
