@@ -1,5 +1,6 @@
 """Which of a client's headers travel on to an engine, and what its request id may be."""
 
+import functools
 from collections.abc import Iterable
 
 from coordinator.core.request import Headers
@@ -26,13 +27,18 @@ _CONTROL_PREFIXES = (b"x-prefill", b"x-decode", b"x-data-parallel", b"x-encoder"
 
 def forwardable(headers: Headers) -> Headers:
     """A client's end-to-end headers without any that would steer, frame or address the call to the engine."""
+    kept = [header for header in headers if _travels(header[0])]
     named = [value for name, value in headers if name == b"connection"]
-    dropped = _OURS.union(token.strip().lower() for value in named for token in value.split(b",")) if named else _OURS
-    return tuple(
-        (name, value)
-        for name, value in headers
-        if name not in dropped and name not in _CONTROL and not name.startswith(_CONTROL_PREFIXES)
-    )
+    if named:
+        dropped = {token.strip().lower() for value in named for token in value.split(b",")}
+        kept = [header for header in kept if header[0] not in dropped]
+    return tuple(kept)
+
+
+@functools.lru_cache(512)
+def _travels(name: bytes) -> bool:
+    """Whether a header of this name may go on, as far as its name tells."""
+    return name not in _OURS and name not in _CONTROL and not name.startswith(_CONTROL_PREFIXES)
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
