@@ -49,9 +49,9 @@ def notes(settings: Settings) -> tuple[str, ...]:
     found: list[str] = []
     instances = settings.cluster.instances
     roles = {entry.role for entry in instances}
-    if not instances:
+    if not instances and not any(given.get("etcd_endpoints") for given in settings.engines.values()):
         found.append("cluster.instances is empty: no request is served until the management plane adds instances")
-    elif Role.HYBRID not in roles and len(roles) == 1:
+    elif instances and Role.HYBRID not in roles and len(roles) == 1:
         missing = Role.DECODE if Role.PREFILL in roles else Role.PREFILL
         found.append(f"cluster.instances has no {missing} instance: no request is served until one is added")
     elif roles == {Role.HYBRID} and settings.scheduling.fallback == "none":

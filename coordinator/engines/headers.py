@@ -10,5 +10,5 @@ def engine_headers(request: Request, wire_id: str) -> Headers:
 
     Engines refuse a body that is not called JSON; what clients send there never matters to us.
     """
-    passed = tuple(header for header in request.headers if header[0] != b"content-type")
+    passed = [header for header in request.headers if header[0] != b"content-type"]
     return (*passed, JSON_TYPE, (b"x-request-id", wire_id.encode()))

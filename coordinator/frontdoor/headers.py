@@ -1,5 +1,6 @@
 """Which of a client's headers travel on to an engine, and what its request id may be."""
 
+import functools
 from collections.abc import Iterable
 
 from coordinator.core.request import Headers
@@ -16,7 +17,6 @@ _OURS = frozenset(
         b"expect", b"host", b"accept-encoding", b"x-request-id",
     )
 )  # fmt: skip
-_OURS_AND_KEYS = _OURS | CREDENTIALS
 # engines and sidecars take orders from these: a client may give none (MindIE protocol page §4.1; llm-d; vLLM). What it
 # says of its own address goes no further either: an engine may trust us, and would take it for ours
 _CONTROL = frozenset(
@@ -42,14 +42,20 @@ def forwardable(headers: Headers, *, credentials: bool = True) -> Headers:
 
     Without `credentials` its keys stay here, too: they are ours then.
     """
+    kept = [header for header in headers if _travels(header[0])]
     named = [value for name, value in headers if name == b"connection"]
-    ours = _OURS if credentials else _OURS_AND_KEYS
-    dropped = ours.union(token.strip().lower() for value in named for token in value.split(b",")) if named else ours
-    return tuple(
-        (name, value)
-        for name, value in headers
-        if name not in dropped and name not in _CONTROL and not name.startswith(_CONTROL_PREFIXES)
-    )
+    if named:
+        dropped = {token.strip().lower() for value in named for token in value.split(b",")}
+        kept = [header for header in kept if header[0] not in dropped]
+    if not credentials:
+        kept = [header for header in kept if header[0] not in CREDENTIALS]
+    return tuple(kept)
+
+
+@functools.lru_cache(512)
+def _travels(name: bytes) -> bool:
+    """Whether a header of this name may go on, as far as its name tells."""
+    return name not in _OURS and name not in _CONTROL and not name.startswith(_CONTROL_PREFIXES)
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

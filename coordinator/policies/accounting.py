@@ -61,6 +61,10 @@ class Accounting:
         """KV blocks that a prompt of so many tokens counts as: at least one, or no load would be seen."""
         return max(1, -(-tokens // block_tokens)) if self.count_blocks else 1
 
+    def caps(self, capacity: Capacity) -> bool:
+        """Whether an instance can ever be full."""
+        return capacity.max_requests is not None or (capacity.total_blocks is not None and self.respect_capacity)
+
     def full(self, held: Held, capacity: Capacity) -> bool:
         """Whether an instance takes no further request.
 

@@ -67,6 +67,9 @@ class Policy(Protocol):
     Use one object for one role. All methods are called on the event loop: they must not block, wait or raise, and only
     `chosen` may change the policy. A cost that raises or is not a number counts as infinite.
 
+    A policy may also have an attribute `constant`: True says that the cost of an instance never changes, so that it is
+    asked for once.
+
     Attributes:
         per_request: False: the cost depends on nothing but the load and the instance. It is then computed only when
             one of them changes, and a choice costs the same for ten instances and for a thousand. True: the cost

@@ -13,6 +13,14 @@ class RoundRobin(Policy):
     order, an instance that joins or one that is skipped for a request disturbs nobody else's turn.
     """
 
+    constant = True
+
+    def __init_subclass__(cls) -> None:
+        """A policy made out of this one knows a difference as soon as it has a cost of its own."""
+        super().__init_subclass__()
+        if "cost" in cls.__dict__ and "constant" not in cls.__dict__:
+            cls.constant = False
+
     def __init__(self, accounting: Accounting | None = None) -> None:
         self.accounting = accounting or Accounting()
 

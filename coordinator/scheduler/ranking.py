@@ -24,10 +24,11 @@ Rank: TypeAlias = "tuple[int, float, int, Seat]"
 class Pricing:
     """Asks one role's policy for costs, and stands between its faults and the scheduler."""
 
-    __slots__ = ("_warned", "policy")
+    __slots__ = ("_warned", "policy", "steady")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.steady = policy.per_request or bool(getattr(policy, "constant", False))
         self._warned = False
 
     def cost(self, load: Load, instance: Instance, demand: Demand) -> float:
@@ -79,9 +80,13 @@ class Owner(Protocol):
 
 
 class Seat:
-    """One instance of the view, with its load and its rank in the rankings where it stands."""
+    """One instance of the view, with its load and its rank in the rankings where it stands.
 
-    __slots__ = ("full", "homes", "instance", "load", "pricing", "rank", "tier")
+    Attributes:
+        steady: neither its cost nor whether it is full depends on its load: only being picked changes its rank.
+    """
+
+    __slots__ = ("full", "homes", "instance", "load", "pricing", "rank", "steady", "tier")
 
     def __init__(self, instance: Instance, tier: int, load: Load, pricing: Pricing) -> None:
         self.instance = instance
@@ -90,14 +95,20 @@ class Seat:
         self.pricing = pricing
         self.homes: list[Ranking] = []
         self.full = False
+        self.steady = False
         self.rank: Rank = (tier, 0.0, load.picked, self)
         self.refresh()
+        self.steady = pricing.steady and not pricing.policy.accounting.caps(instance.capacity)
 
     def refresh(self) -> bool:
         """Take the rank that belongs to the load as it is. Returns whether the instance was full and is no more."""
-        policy, load, was, was_full = self.pricing.policy, self.load, self.rank, self.full
-        cost = 0.0 if policy.per_request else self.pricing.cost(load, self.instance, NO_DEMAND)
-        full = policy.accounting.full(load, self.instance.capacity)
+        load, was, was_full = self.load, self.rank, self.full
+        if self.steady:
+            cost, full = was[1], False
+        else:
+            policy = self.pricing.policy
+            cost = 0.0 if policy.per_request else self.pricing.cost(load, self.instance, NO_DEMAND)
+            full = policy.accounting.full(load, self.instance.capacity)
         if cost == was[1] and load.picked == was[2] and full == was_full:
             return False
         self.full = full

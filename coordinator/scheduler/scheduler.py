@@ -235,8 +235,9 @@ class Scheduler:
         """See `lease.Keeper`."""
         if self._shared is not None:
             self._shared.publish(load)
-        if load.seat is not None:
-            if load.seat.refresh():
+        seat = load.seat
+        if seat is not None:
+            if not seat.steady and seat.refresh():
                 self._line.serve()
         elif self._roster.forget(load) and self.on_idle is not None:
             self.on_idle(load.instance)

@@ -12,6 +12,8 @@ from msgspec import Raw
 from .json_edit import Fields, given, is_true, items, number, object_fields, text, write_fields
 
 PARAMS = "kv_transfer_params"
+_WAYWARD = frozenset(("prompt", "prompt_embeds", "n", "best_of", "use_beam_search", "echo"))
+"""The fields without which a body is served by a pair."""
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _ONE = Raw(b"1")
 _FALSE = Raw(b"false")
@@ -79,6 +81,8 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 def way_of(fields: Fields) -> Way:
     """How a body (of chat completions or completions) can be served; see docs/engines/vllm.md for the reasons."""
+    if _WAYWARD.isdisjoint(fields):
+        return Way.PAIR
     several = len(prompts_of(fields)) > 1
     alone = (
         (number(fields.get("n")) or 1) > 1
@@ -131,11 +135,11 @@ def clamped(fields: Fields) -> Fields:
     changed = dict(fields)
     changed.pop("stream_options", None)
     for name in LIMITS:
-        if given(fields.get(name)):
+        if name in fields and given(fields[name]):
             changed[name] = _ONE
-    if not (given(fields.get("max_tokens")) or given(fields.get("max_completion_tokens"))):
+    if changed.get("max_tokens") is not _ONE and changed.get("max_completion_tokens") is not _ONE:
         changed["max_tokens"] = _ONE
-    if (number(fields.get("min_tokens")) or 0) > 1:
+    if "min_tokens" in fields and (number(fields.get("min_tokens")) or 0) > 1:
         changed["min_tokens"] = _ONE
     if "stream" in fields:
         changed["stream"] = _FALSE

@@ -69,3 +69,17 @@ def test_without_respect_for_capacity_only_requests_count():
 def test_wrong_values_are_named(name, value):
     with pytest.raises(ValueError, match=name):
         Accounting(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("capacity", "respect", "caps"),
+    [
+        (Capacity(), True, False),
+        (Capacity(max_requests=3), True, True),
+        (Capacity(max_requests=3), False, True),
+        (Capacity(total_blocks=3), True, True),
+        (Capacity(total_blocks=3), False, False),
+    ],
+)
+def test_what_can_never_be_full(capacity, respect, caps):
+    assert Accounting(respect_capacity=respect).caps(capacity) is caps

@@ -1,0 +1,86 @@
+"""Settings of the engine and keys of its instances."""
+
+import pytest
+
+from coordinator.config import notes, parse
+from coordinator.config.errors import OptionError
+from coordinator.engines.xllm import XllmEngine
+from coordinator.engines.xllm.settings import KEYS, read_settings, settings_of
+
+
+def test_defaults():
+    made = settings_of(read_settings({}))
+    assert (made.rpc_host, made.rpc_port, made.advertise, made.etcd_endpoints) == ("127.0.0.1", 8889, None, ())
+    assert made.etcd_login is None
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"rpc_prot": 1}, "rpc_prot"),
+        ({"rpc_port": "8889"}, "rpc_port"),
+        ({"rpc_port": 70000}, "rpc_port"),
+        ({"advertise": "10.0.0.1"}, "advertise"),
+        ({"rpc_host": "0.0.0.0"}, "advertise"),
+        ({"etcd_endpoints": "10.0.0.1:2379"}, "etcd_endpoints"),
+        ({"etcd_endpoints": ["ftp://x"]}, "etcd_endpoints"),
+        ({"etcd_namespace": 5}, "etcd_namespace"),
+        ({"lease_ttl_s": 0}, "lease_ttl_s"),
+        ({"order_wait_s": True}, "order_wait_s"),
+        ({"order_wait_s": float("nan")}, "order_wait_s"),
+        ({"max_message_bytes": 10}, "max_message_bytes"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_told(given, key):
+    with pytest.raises(OptionError) as caught:
+        XllmEngine.settings(given)
+    assert caught.value.key == key
+    assert caught.value.valid == KEYS
+
+
+def test_the_login_comes_from_the_environment_both_or_neither(monkeypatch):
+    monkeypatch.setenv("ETCD_USERNAME", "me")
+    with pytest.raises(OptionError, match="both be set"):
+        read_settings({"etcd_endpoints": ["a:1"]})
+    monkeypatch.setenv("ETCD_PASSWORD", "secret")
+    made = settings_of(read_settings({"etcd_endpoints": ["a:1"]}))
+    assert made.etcd_login == ("me", "secret")
+    assert "secret" not in repr(made)
+    assert settings_of(read_settings({})).etcd_login is None
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"rpc_adress": "a:1"}, "rpc_adress"),
+        ({"rpc_address": "a"}, "rpc_address"),
+        ({"rpc_address": 5}, "rpc_address"),
+        ({"cluster_ids": [-1]}, "cluster_ids"),
+        ({"cluster_ids": [2**64]}, "cluster_ids"),
+        ({"cluster_ids": "1"}, "cluster_ids"),
+        ({"cluster_ids": [1, 2, 3], "dp_size": 2}, "cluster_ids"),
+        ({"addrs": [1]}, "addrs"),
+        ({"ports": [70000]}, "ports"),
+        ({"dp_size": 0}, "dp_size"),
+        ({"mix": 1}, "mix"),
+        ({"incarnation_id": 1}, "incarnation_id"),
+        ({"ttft_profiling_data": [[1]]}, "ttft_profiling_data"),
+        ({"tpot_profiling_data": [[1, 2, -3]]}, "tpot_profiling_data"),
+    ],
+    ids=str,
+)
+def test_keys_of_instances_that_cannot_be_used_are_told(given, key):
+    with pytest.raises(OptionError) as caught:
+        XllmEngine.options(given)
+    assert caught.value.key == key
+
+
+def test_large_cluster_ids_stay_whole():
+    assert XllmEngine.options({"cluster_ids": [2**64 - 1]})["cluster_ids"] == (2**64 - 1,)
+
+
+def test_a_file_whose_instances_register_themselves_needs_none():
+    text = "cluster: {engine: xllm}\nengines: {xllm: {etcd_endpoints: ['a:1']}}\n"
+    assert notes(parse(text)) == ()
+    assert notes(parse("cluster: {engine: xllm}\n"))
