@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import re
 import signal
 import sys
 import time
@@ -16,6 +14,7 @@ import uvloop
 from coordinator import config
 from coordinator.app import App
 from coordinator.core.instance import Address
+from coordinator.demo_extras import Extras, extras_of
 from coordinator.demo_show import Printer, offered_calls, shown_request
 from coordinator.observability.logs import Logs, configure
 from coordinator.serving import connections_for
@@ -29,8 +28,6 @@ STOP_S = 3.0
 PROMPT = "Why does it help to compute the prompt on one instance and the answer on another?"
 SHOWN_TOKENS = 48
 FIRST_TOKEN_FROM_PREFILL = ("mindie",)
-TOLD = {"bootstrap_port": r"bootstrap port (\d+)", "recv_rank": r"recv_rank (\d+)"}
-"""What instances say of themselves when they start, by the key of their entry in the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Started:
     role: str
     port: int
     pid: int
-    keys: dict[str, int]
+    keys: dict[str, object]
 
 
 class DemoError(Exception):
@@ -77,8 +74,12 @@ async def _run(options: Options, logs: Logs) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        instances = await _start_instances(options, stack)
-        app = await _start_coordinator(options, instances, logs, stack)
+        try:
+            extras = await extras_of(options.engine, stack)
+        except RuntimeError as error:
+            raise DemoError(str(error)) from error
+        instances = await _start_instances(options, extras, stack)
+        app = await _start_coordinator(options, extras, instances, logs, stack)
         await _until_ready(app, stop)
         _introduce(options, instances, app)
         await _show_request(options, app)
@@ -94,20 +95,19 @@ async def _run(options: Options, logs: Logs) -> int:
 # --- the parts
 
 
-async def _start_instances(options: Options, stack: contextlib.AsyncExitStack) -> list[Started]:
+async def _start_instances(options: Options, extras: Extras, stack: contextlib.AsyncExitStack) -> list[Started]:
     """Start one process per instance."""
     wanted = [(f"p{i}", "prefill") for i in range(options.prefill)] + [
         (f"d{i}", "decode") for i in range(options.decode)
     ]
     if not options.prefill or not options.decode:
         raise DemoError("--prefill and --decode must be 1 or more")
-    more = ("--set", f"world=demo-{os.getpid()}") if options.engine == "microserving" else ()
-    started = await asyncio.gather(*(_start_instance(options.engine, role, more) for _, role in wanted))
+    started = await asyncio.gather(*(_start_instance(options.engine, role, extras.arguments) for _, role in wanted))
     for process, _ in started:
         stack.push_async_callback(_end, process)
     return [
-        Started(name, role, _port(line), process.pid, _keys(line))
-        for (name, role), (process, line) in zip(wanted, started, strict=True)
+        Started(name, role, _port(line), process.pid, extras.keys(line, number))
+        for number, ((name, role), (process, line)) in enumerate(zip(wanted, started, strict=True))
     ]
 
 
@@ -115,12 +115,6 @@ def _port(line: str) -> int:
     """The port that an instance says it listens on; 0 if it does not say."""
     port = line.rpartition(":")[2].strip()
     return int(port) if port.isdigit() else 0
-
-
-def _keys(line: str) -> dict[str, int]:
-    """What a coordinator must be told besides the URL."""
-    told = ((key, re.search(words, line)) for key, words in TOLD.items())
-    return {key: int(found.group(1)) for key, found in told if found}
 
 
 async def _start_instance(engine: str, role: str, more: Sequence[str]) -> tuple[asyncio.subprocess.Process, str]:
@@ -155,7 +149,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _start_coordinator(
-    options: Options, instances: Sequence[Started], logs: Logs, stack: contextlib.AsyncExitStack
+    options: Options, extras: Extras, instances: Sequence[Started], logs: Logs, stack: contextlib.AsyncExitStack
 ) -> App:
     entries = [{"id": one.name, "role": one.role, "url": f"http://{HOST}:{one.port}", **one.keys} for one in instances]
     document = {
@@ -164,7 +158,8 @@ async def _start_coordinator(
             "management_port": options.port + 1 if options.port else 0,
             "route_headers": True,
         },
-        "cluster": {"engine": options.engine, "model": MODEL, "instances": entries},
+        "cluster": {"engine": options.engine, "model": MODEL, "instances": entries, **extras.cluster},
+        "engines": {options.engine: extras.engine} if extras.engine else {},
         "limits": {"max_requests": 1000},
         "health": {"interval_s": 1, "recover_after": 1},
     }

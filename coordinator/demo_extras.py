@@ -1,0 +1,86 @@
+"""What a demo needs of an engine besides instances on free ports."""
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+HOST = "127.0.0.1"
+WRITE_S = 30.0
+TOLD = {"bootstrap_port": r"bootstrap port (\d+)", "recv_rank": r"recv_rank (\d+)"}
+"""What instances say of themselves when they start, by the key of their entry in the configuration."""
+
+
+def told_keys(line: str, _number: int) -> dict[str, object]:
+    """The keys that the line holds in which an instance says where it is."""
+    told = ((key, re.search(words, line)) for key, words in TOLD.items())
+    return {key: int(found.group(1)) for key, found in told if found}
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What one engine needs.
+
+    Attributes:
+        arguments: for every simulated instance.
+        cluster: keys of the section `cluster`.
+        engine: settings of the engine protocol.
+        keys: what an instance's entry needs besides the URL, from its first line and its number.
+    """
+
+    arguments: tuple[str, ...] = ()
+    cluster: Mapping[str, object] = field(default_factory=dict)
+    engine: Mapping[str, object] = field(default_factory=dict)
+    keys: Callable[[str, int], dict[str, object]] = told_keys
+
+
+async def extras_of(engine: str, stack: contextlib.AsyncExitStack) -> Extras:
+    """What the demo of an engine needs; files of it are removed with `stack`.
+
+    Raises:
+        RuntimeError: it cannot be had, in a sentence.
+    """
+    if engine == "microserving":
+        return Extras(arguments=("--set", f"world=demo-{os.getpid()}"))
+    if engine == "xllm":
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pd-coordinator-demo-"))
+        await _write_tokenizer(folder)
+        port = _free_port()
+        return Extras(
+            arguments=("--service", f"{HOST}:{port}"),
+            cluster={"tokenizer": folder},
+            engine={"rpc_port": port},
+            keys=_xllm_keys,
+        )
+    return Extras()
+
+
+def _xllm_keys(line: str, number: int) -> dict[str, object]:
+    found = re.search(r"pd_port (\d+)", line)
+    address = {"rpc_address": f"{HOST}:{found.group(1)}"} if found else {}
+    return {**address, "cluster_ids": [number + 1], "addrs": [HOST], "ports": [1]}
+
+
+async def _write_tokenizer(folder: str) -> None:
+    command = [sys.executable, "-m", "coordinator", "instance", "--engine", "xllm", "--role", "prefill", "--port", "0"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--write-tokenizer", folder,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(WRITE_S):
+        _, said = await process.communicate()
+    if process.returncode:
+        words = said.decode("utf-8", "replace").strip().splitlines()
+        raise RuntimeError(f"the tokenizer cannot be written: {words[-1] if words else 'no word'}")
+
+
+def _free_port() -> int:
+    """A port for instances to call, which must be known before they start."""
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        return int(taken.getsockname()[1])
