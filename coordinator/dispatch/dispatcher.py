@@ -21,7 +21,7 @@ from coordinator.core.errors import (
 from coordinator.core.ports import Answer, Completed, EngineProtocol, Members, Outcome, Resume
 from coordinator.core.request import Request
 from coordinator.dispatch.flight import Flight, Watch
-from coordinator.dispatch.timing import split_first_token, time_stages
+from coordinator.dispatch.timing import note_stages, split_first_token, time_stages
 from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics
@@ -200,6 +200,7 @@ class Dispatcher:
             if error.reason == "timeout" and self._clock() >= flight.request.deadlines.finished_s:
                 raise DeadlineExceeded("request") from error  # the engine's call ended with it, a moment earlier
             self._blame(lease, error)
+            flight.record.blame(error)
             raise
         except EngineRefused:
             self._cluster.credit(lease.prefill)
@@ -211,6 +212,7 @@ class Dispatcher:
             if first:
                 self._metrics.stages.queue.observe(lease.placed_s - flight.request.arrived_s)
             time_stages(self._metrics.stages, lease)
+            note_stages(flight.record, lease)
             if flight.record.ttft_s is not None and flight.request.ask.stream and not flight.split:
                 split_first_token(self._metrics, flight, lease)
         self._cluster.credit(lease.prefill)
@@ -241,6 +243,7 @@ class Dispatcher:
         self._metrics.decode_replays.inc()
         self._metrics.engine_failures.labels(failed.id, failure.side, failure.reason).inc()
         self._cluster.charge(failed, failure)
+        record.blame(failure)
         return True
 
     async def call(self, request: Request) -> Answer:

@@ -1,6 +1,7 @@
 """From the moments of an attempt to the histograms of stages."""
 
 from coordinator.dispatch.flight import Flight
+from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics, StageMetrics
 from coordinator.scheduler import Lease
 
@@ -14,6 +15,24 @@ def time_stages(stages: StageMetrics, lease: Lease) -> None:
             stages.handoff.observe(max(0.0, decoding_s - prefilled_s))
     if decoding_s is not None and lease.ended_s is not None:
         stages.decode.observe(max(0.0, lease.ended_s - decoding_s))
+
+
+def note_stages(record: RequestRecord, lease: Lease) -> None:
+    """Leave in a request's record how long its last attempt was in each stage, the one that the end cut short included.
+
+    A stage that it did not come to stays without a time, and so does prefill where decode serves alone.
+    """
+    sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
+    until_s = lease.placed_s if lease.ended_s is None else lease.ended_s
+    record.prefill_s = record.handoff_s = record.decode_s = None
+    if decoding_s is not None:
+        record.decode_s = max(0.0, until_s - decoding_s)
+        until_s = decoding_s
+    if prefilled_s is not None:
+        record.handoff_s = max(0.0, until_s - prefilled_s)
+        until_s = prefilled_s
+    if sent_s is not None:
+        record.prefill_s = max(0.0, until_s - sent_s)
 
 
 def split_first_token(metrics: Metrics, flight: Flight, lease: Lease) -> None:

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coordinator.api.bodies import LONG_BYTES, Body, Walked, walk
 from coordinator.api.family import Family
@@ -28,6 +28,7 @@ from coordinator.frontdoor.own import OwnAnswers
 from coordinator.frontdoor.reading import BodyReader
 from coordinator.observability.access import AccessLog, RequestRecord
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.recent import Recent
 from coordinator.relay import Relay
 from coordinator.security.guard import Guard
 from coordinator.security.keys import Key
@@ -62,6 +63,7 @@ class Telemetry:
     metrics: Metrics
     access: AccessLog
     traffic: Callable[[int, int], None]
+    recent: Recent = field(default_factory=Recent)
 
 
 class FrontDoor:
@@ -250,6 +252,7 @@ class FrontDoor:
         if self.guard.on:
             self._metrics.key_requests.labels(record.key or NO_KEY, record.outcome).inc()
         self._telemetry.traffic(record.prompt_bytes, record.events)
+        self._telemetry.recent.take(record)
         self._telemetry.access.finished(record)
 
     # --- answers of our own

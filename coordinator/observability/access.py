@@ -49,6 +49,9 @@ class RequestRecord:
         bytes_out: body bytes sent to the client.
         prompt_bytes: size of the prompt.
         queue_s: time spent waiting for an instance.
+        prefill_s: time that the last attempt spent in prefill; None: it did not come to that, like the two that follow.
+        handoff_s: from there to decode's first output.
+        decode_s: from there to the end.
         ttft_s: from arrival to the first token.
         duration_s: from arrival to the end.
         error_code: stable code of the error it ended in (docs/errors.md).
@@ -56,6 +59,7 @@ class RequestRecord:
         error_reason: an engine's failure, or the stage of a deadline, in one word.
         error_instance: id of the guilty instance.
         error_detail: text for the log only.
+        failed_legs: side, reason and instance id of each attempt in which an engine failed.
     """
 
     id: str
@@ -76,6 +80,9 @@ class RequestRecord:
     bytes_out: int = 0
     prompt_bytes: int = 0
     queue_s: float | None = None
+    prefill_s: float | None = None
+    handoff_s: float | None = None
+    decode_s: float | None = None
     ttft_s: float | None = None
     duration_s: float = 0.0
     error_code: str | None = None
@@ -83,6 +90,11 @@ class RequestRecord:
     error_reason: str | None = None
     error_instance: str | None = None
     error_detail: str = ""
+    failed_legs: tuple[tuple[str, str, str], ...] = ()
+
+    def blame(self, error: EngineFailed) -> None:
+        """An attempt has failed at an engine; another one may follow."""
+        self.failed_legs += ((error.side, error.reason, error.instance_id),)
 
     def failed(self, error: RequestError) -> None:
         """Take over how the request failed.
