@@ -61,11 +61,22 @@ def instance_from_mapping(mapping: object, settings: Settings, validate: Validat
         entry = InstanceSettings.model_validate(dict(mapping), context=settings.source.known)
     except ValidationError as error:
         raise ValueError(_sentence(explain(error, mapping, InstanceSettings))) from None
+    if entry.engine is not None and ":" in entry.engine and entry.engine not in _named_engines(settings):
+        raise Refusal("engine: only the configuration file may name code to load; this one is not named there")
     shared = Shared(settings.cluster.engine, settings.cluster.model)
     built, findings = build_all([(0, entry)], shared, validate)
     if findings:
         raise ValueError(_sentence(Finding(found.path[3:], found.reason, found.hint) for found in findings))
     return built[0]
+
+
+def _named_engines(settings: Settings) -> set[str]:
+    """The engines that the configuration file names."""
+    return {
+        settings.cluster.engine,
+        *settings.engines,
+        *(one.engine for one in settings.cluster.instances if one.engine),
+    }
 
 
 def build_all(

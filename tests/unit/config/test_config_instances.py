@@ -176,6 +176,19 @@ def test_a_thousand_instances_load_fast():
     assert time.process_time() - start < 0.5
 
 
+def test_only_the_file_names_code_to_load():
+    body = {"role": "hybrid", "url": "http://a:1", "engine": "os:system"}
+    with pytest.raises(ValueError, match="only the configuration file may name code"):
+        instance_from_mapping(body, Settings(), as_given)
+    named = (
+        parse("cluster: {engine: 'os:system'}\n"),
+        parse("engines: {'os:system': {}}\n"),
+        parse("cluster: {instances: [{role: hybrid, url: 'http://b:1', engine: 'os:system'}]}\n"),
+    )
+    for settings in named:
+        assert instance_from_mapping(body, settings, as_given).engine == "os:system"
+
+
 class TestEngineSettings:
     """The section `engines`."""
 
