@@ -181,7 +181,7 @@ class InstanceProcess(Process, Simulator):
         self._folder = folder
         command = ["-m", "coordinator", "instance", "--role", role, "--port", str(port), *self._arguments]
         Process.__init__(self, role, command, folder)
-        Simulator.__init__(self, self.said(r"instance \S+ at (http://\S+)").group(1), role)
+        Simulator.__init__(self, self.said(r"instance \S+ (?:.*, )?at (http://\S+)").group(1), role)
 
     def again(self) -> "InstanceProcess":
         """A successor at the same address, after this one has ended."""
