@@ -54,6 +54,9 @@ class Adapter:
     Attributes:
         stages: where a request can be held, in order.
         stands: connections of the coordinator that stand open all the time.
+        pins: prefill keeps the KV until decode has it.
+        refusals: statuses with which its instances can refuse a request.
+        retry_after_s: what they say with them of another try.
         native: the engine speaks the client's dialect, so that its bytes are passed on as they are.
     """
 
@@ -61,6 +64,9 @@ class Adapter:
     stages = ()
     stands = 0
     native = True
+    pins = True
+    refusals = ("400", "404", "422", "429")
+    retry_after_s = 3
 
     def __init__(self):
         self.script = Script()

@@ -32,7 +32,7 @@ class Ask:
         method: `Prefill` or `Decode`.
         message: what was asked, as protobuf reads it.
         size_bytes: of the request on the wire.
-        ended: whether the worker has said all it wanted to say.
+        ended: whether the worker has ended it, with a status or in order.
         left: set when the call is over, in whatever way.
     """
 
@@ -58,6 +58,7 @@ class FakeWorker:
         decode: the same.
         health: None: no such service; `hang`: one that does not answer; else the status that it tells.
         calls: what came, in order.
+        callers: where calls came from: one for each connection.
     """
 
     def __init__(self, options=UNLIMITED, credentials=None):
@@ -67,6 +68,7 @@ class FakeWorker:
         self.health = None
         self.probes = 0
         self.calls = []
+        self.callers = set()
 
     async def listen(self, port=0):
         self.server = aio.server(options=self.options)
@@ -87,8 +89,18 @@ class FakeWorker:
         self.address = Address("127.0.0.1", port, tls=self.credentials is not None)
         return self
 
+    @property
+    def accepted(self):
+        """Connections on which calls have come."""
+        return len(self.callers)
+
     async def aclose(self):
         await self.server.stop(None)
+
+    async def restart(self):
+        """Break every connection, and listen again."""
+        await self.server.stop(None)
+        await self.listen(self.address.port)
 
     async def _prefill(self, data, context):
         async for message in self._answered(Ask("Prefill", PreFillRequest.FromString(data), len(data), context)):
@@ -100,10 +112,17 @@ class FakeWorker:
 
     async def _answered(self, ask):
         self.calls.append(ask)
+        self.callers.add(ask.context.peer())
         context, ended = ask.context, ask.left
         context.add_done_callback(lambda _: ended.set())
-        async for message in (self.prefill if ask.method == "Prefill" else self.decode)(ask):
-            yield message
+        try:
+            async for message in (self.prefill if ask.method == "Prefill" else self.decode)(ask):
+                yield message
+        except (asyncio.CancelledError, GeneratorExit):
+            raise  # the caller has left
+        except BaseException:
+            ask.ended = True
+            raise
         ask.ended = True
 
     async def _check(self, data, context):

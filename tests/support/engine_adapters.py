@@ -7,6 +7,7 @@ To put a further engine under the kit, derive from `Adapter`, let its fake insta
 import json
 
 from adapter_base import DONE, ROLE, Adapter, Script, answer, break_off, token, words_of
+from disagg_adapter import DisaggpbAdapter
 from engine_world import Watcher, chat, instance, until
 from fake_instances import FakeDecode, FakeInstance, envelope
 from microserving_adapter import MicroservingAdapter
@@ -161,7 +162,9 @@ class HybridAdapter(Adapter):
         return {call.header("x-request-id") for call in given_up}
 
 
-ADAPTERS = (MindieAdapter, HybridAdapter, VllmAdapter, SglangAdapter, MicroservingAdapter, XllmAdapter)
+ADAPTERS = (
+    MindieAdapter, HybridAdapter, VllmAdapter, SglangAdapter, MicroservingAdapter, XllmAdapter, DisaggpbAdapter,
+)  # fmt: skip
 
 
 def say(text, *, stream=True):

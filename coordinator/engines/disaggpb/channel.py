@@ -37,7 +37,7 @@ class Worker:
         self.instance = instance
         self.send_bytes = settings.send_bytes
         self._connect_s = connect_s
-        self._partings: dict[Call, asyncio.TimerHandle] = {}
+        self.partings = Partings()
         target, options = instance.address.netloc, _channel_options(settings, connect_s)
         if instance.address.tls:
             self._channel = aio.secure_channel(target, _credentials(settings.tls), options=options)
@@ -65,7 +65,7 @@ class Worker:
             made = start(request, timeout=left_s)
         except aio.UsageError as error:
             raise self._gone() from error
-        return Call(self.instance, made, self._partings)
+        return Call(self.instance, made, self.partings)
 
     async def probe(self, within_s: float) -> None:
         """Ask for the worker's health; one that has no health service shows by saying so that it is alive.
@@ -113,20 +113,41 @@ class Worker:
 
     async def aclose(self) -> None:
         """Close the channel; calls that still run fail."""
-        for call in tuple(self._partings):
-            call.cut()
+        self.partings.cut()
         await self._channel.close()
+
+
+class Partings:
+    """Calls that have said all they had to say, and that their workers may end by themselves."""
+
+    def __init__(self) -> None:
+        self._timers: dict[aio.UnaryStreamCall[Request, bytes], asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def add(self, call: "aio.UnaryStreamCall[Request, bytes]") -> None:
+        """Give a call a second."""
+        if not call.done():
+            self._timers[call] = asyncio.get_running_loop().call_later(PARTING_S, self._end, call)
+            call.add_done_callback(self._end)
+
+    def _end(self, call: "aio.UnaryStreamCall[Request, bytes]") -> None:
+        timer = self._timers.pop(call, None)
+        if timer is not None:
+            timer.cancel()
+            call.cancel()
+
+    def cut(self) -> None:
+        """End all of them."""
+        for call in tuple(self._timers):
+            self._end(call)
 
 
 class Call:
     """One server-streaming call. Its owner ends it by `part` or by `cancel`, whatever happened."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        call: "aio.UnaryStreamCall[Request, bytes]",
-        partings: "dict[Call, asyncio.TimerHandle]",
-    ) -> None:
+    def __init__(self, instance: Instance, call: "aio.UnaryStreamCall[Request, bytes]", partings: Partings) -> None:
         self._instance = instance
         self._call = call
         self._partings = partings
@@ -157,17 +178,7 @@ class Call:
 
     def part(self) -> None:
         """Let the worker end a call by itself that has said all it had to say, within a second."""
-        if self._call.done():
-            return
-        self._partings[self] = asyncio.get_running_loop().call_later(PARTING_S, self.cut)
-        self._call.add_done_callback(lambda _: self.cut())
-
-    def cut(self) -> None:
-        """End a call that was left to its worker."""
-        timer = self._partings.pop(self, None)
-        if timer is not None:
-            timer.cancel()
-            self._call.cancel()
+        self._partings.add(self._call)
 
 
 def _serialised(request: Request) -> bytes:

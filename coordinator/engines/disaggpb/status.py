@@ -40,7 +40,7 @@ def call_failed(instance: Instance, code: str, details: str) -> RequestError:
     if code == "UNAVAILABLE" and any(word in words for word in NO_CONNECTION):
         reason = next((reason for word, reason in CONNECT_REASONS if word in words), "connect_failed")
         return _failed(instance, reason, code, details, connecting=True)
-    if code == "UNAVAILABLE" and (not words or any(word in words for word in BROKEN)):
+    if code == "CANCELLED" or (code == "UNAVAILABLE" and (not words or any(word in words for word in BROKEN))):
         return _failed(instance, "reset", code, details)
     if code == "DEADLINE_EXCEEDED":
         return _failed(instance, "timeout", code, details)

@@ -115,7 +115,7 @@ class World:
         for _, call in self.calls():
             async with asyncio.timeout(GUARD_S):
                 await call.left.wait()
-        await until(lambda: not any(each._partings for each in self.engine._workers.values()))
+        await until(lambda: not any(each.partings for each in self.engine._workers.values()))
 
 
 def _with_ask(asked, ask):

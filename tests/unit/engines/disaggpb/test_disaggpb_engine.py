@@ -190,6 +190,7 @@ async def test_another_prefill_takes_over(code, messages):
 
 async def test_a_prefill_that_nobody_listens_at():
     async with World(prefills=2) as world:
+        await world.engine.probe(world.instances["p0"])
         await world.worker("p0").server.stop(None)
         client = await world.run()
         assert (client.error, client.record.attempts) == (None, 2)

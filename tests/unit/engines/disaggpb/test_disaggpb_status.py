@@ -30,7 +30,7 @@ REMOTE = TO + "Failed to connect to remote host: "
         ("INTERNAL", "", "engine_error", False),
         ("RESOURCE_EXHAUSTED", "no free slot", "engine_error", False),
         ("PERMISSION_DENIED", "", "engine_error", False),
-        ("CANCELLED", "context canceled", "engine_error", False),
+        ("CANCELLED", "CANCELLED", "reset", False),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", "timeout", False),
         ("UNIMPLEMENTED", "unknown service disagg.DecodeWorker", "bad_reply", False),
     ],
