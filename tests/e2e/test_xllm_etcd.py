@@ -1,6 +1,7 @@
 """xLLM, two prefill and two decode instances that register in a real etcd: whatever restarts, clients see no more of it
 than the contract says."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -140,6 +141,27 @@ def test_a_coordinator_that_is_killed_and_comes_back(site):
     site.serve()
     site.ready("p0", "p1", "d0", "d1")
     site.works()
+
+
+def test_two_coordinators_each_get_their_own_results(site):
+    first = site.serve()
+    site.ready("p0", "p1", "d0", "d1")
+    second = site.serve(rpc_port=free_port())
+    site.ready("p0", "p1", "d0", "d1")
+    for _ in range(4):
+        answers = [call(each.port, "/v1/chat/completions", CHAT)[::2] for each in (first, second)]
+        assert [status for status, _ in answers] == [200, 200]
+        texts = [json.loads(body)["choices"][0]["message"]["content"] for _, body in answers]
+        assert texts[0] == texts[1]
+    first.stop()
+    second.said("now master")
+    site.ready("p0", "p1", "d0", "d1")
+    site.works()
+    until(lambda: site.instances["d0"].state()["presence"]["master"].endswith(str(second_port(second))), "found it", 20)
+
+
+def second_port(coordinator):
+    return coordinator.said(r"reach this coordinator at \S+:(\d+)").group(1)
 
 
 def test_mix_instances_beside_the_others(site):

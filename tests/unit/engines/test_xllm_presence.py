@@ -270,3 +270,33 @@ async def test_other_endpoints_are_tried(etcd, client):
 def test_endpoints():
     assert endpoint_of("10.0.0.1:2379") == Address("10.0.0.1", 2379)
     assert endpoint_of("https://[::1]:2379") == Address("::1", 2379, tls=True)
+
+
+async def test_an_etcd_that_wants_a_login(tmp_path, caplog, monkeypatch):
+    etcd = await Etcd(tmp_path).started()
+    http = HttpClient(connect_s=1)
+    client = EtcdClient(http, Address("127.0.0.1", etcd.port), 5)
+    try:
+        for path, given in (
+            ("user/add", {"name": "root", "password": "secret"}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": "root", "role": "root"}),
+            ("enable", {}),
+        ):
+            await client._call(f"/v3/auth/{path}", given, dict)
+        async with Member(etcd):
+            await until(lambda: "etcd is lost" in caplog.text)
+        monkeypatch.setenv("ETCD_USERNAME", "root")
+        monkeypatch.setenv("ETCD_PASSWORD", "wrong")
+        caplog.clear()
+        async with Member(etcd):
+            await until(lambda: "etcd is lost" in caplog.text)
+        assert "wrong" not in caplog.text
+        monkeypatch.setenv("ETCD_PASSWORD", "secret")
+        async with Member(etcd) as noted:
+            await until(lambda: noted.master)
+            await client.log_in("root", "secret")
+            await comes(client, b"XLLM:SERVICE:MASTER", b"127.0.0.1:8889")
+    finally:
+        await asyncio.to_thread(etcd.stop)
+        await http.aclose()
