@@ -3,9 +3,9 @@
 import http.client
 import json
 import re
-import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from instances import tokens
 
 pytestmark = pytest.mark.xdist_group("microserving")
 PATTERNS = Path(__file__).parents[2] / "configs/patterns"
+PAGE = Path(__file__).parents[2] / "docs/patterns.md"
 PROMPT = "one two three four five"
 IDS = list(tokens.encode(PROMPT))
 
@@ -65,11 +66,22 @@ def test_demo():
     assert re.search(r"\d+ tokens from decode d\d, the prompt computed on prefill p\d", done.stdout)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_tutorials_pattern_beside_its_configuration(start, tmp_path, workers):
-    shutil.copy(PATTERNS / "tutorial.py", tmp_path / "my_patterns.py")
+def of_the_page():
+    """The pattern that docs/patterns.md shows."""
+    (code,) = re.findall(r"^   ```python\n(.*?)^   ```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return textwrap.dedent(code)
+
+
+def test_the_page_takes_no_more_than_sixty_lines():
+    assert len(PAGE.read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize(("name", "workers"), [("CustomRouter", 1), ("CustomRouter", 2), ("MyRouter", 1)])
+def test_a_pattern_beside_its_configuration(start, tmp_path, name, workers):
+    code = of_the_page() if name == "MyRouter" else (PATTERNS / "tutorial.py").read_text()
+    (tmp_path / "my_patterns.py").write_text(code)
     instances = fleet(start, "prefill", "decode", "decode", "hybrid")
-    coordinator = front(start, instances[:3], "my_patterns.py:CustomRouter", workers=workers)
+    coordinator = front(start, instances[:3], f"my_patterns.py:{name}", workers=workers)
     alone = front(start, instances[3:], "microserving")
     status, wanted = ask(alone.port, IDS)
     assert status == 200
