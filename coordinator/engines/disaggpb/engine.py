@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coordinator.api.writers import writer_of
@@ -12,7 +13,7 @@ from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.disaggpb.asking import read_request
 from coordinator.engines.disaggpb.budget import KvBudget, Room
-from coordinator.engines.disaggpb.kv import Payload
+from coordinator.engines.disaggpb.kv import KvBuffer, LayerCounts, Payload
 from coordinator.engines.disaggpb.legs import DecodeLeg, Job, fetch_kv, packed
 from coordinator.engines.disaggpb.settings import MISSING, channel_settings, check_options, check_settings, kv_limits
 from coordinator.engines.http_leg import side_of
@@ -30,6 +31,7 @@ class DisaggpbEngine:
         self._settings: dict[str, Any] = dict(check_settings(context.settings))
         self._workers: dict[object, Worker] = {}
         self.budget = KvBudget(kv_limits(self._settings))
+        self._layers = LayerCounts(self._settings["kv_layers"])
         context.metrics.add_gauge("kv_buffered_bytes", lambda: [((), self.budget.buffered_bytes)])
         context.metrics.add_gauge("kv_waiting_requests", lambda: [((), self.budget.waiting)])
 
@@ -101,12 +103,16 @@ class DisaggpbEngine:
         kind = (prefill.model, prefill.group)
         with await self.budget.admit(kind, len(ids)) as room:
             placement.prefill_sent(job.wire_id)
-            payload = await fetch_kv(self._worker(prefill), job, room, self.budget.expected_bytes(kind, len(ids)))
+            payload = await fetch_kv(self._worker(prefill), job, partial(self._buffer, prefill, room))
             placement.prefilled(time.monotonic(), pinned=False)
             room.settle()
             await self._decode(placement, job, payload, room, answers, out)
         answers.end()
         return COMPLETED
+
+    def _buffer(self, prefill: Instance, room: Room, wire_id: str) -> KvBuffer:
+        agree = partial(self._layers.agree, room.kind)
+        return KvBuffer(wire_id, prefill, room, agree, self.budget.expected_bytes(room.kind, room.tokens))
 
     async def _decode(
         self, placement: Placement, job: Job, payload: Payload, room: Room, answers: TokenAnswers, out: Out

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from collections.abc import Callable, Hashable
 
 from coordinator.core.errors import EngineFailed, KvTooLarge
 from coordinator.core.instance import Instance
@@ -10,6 +11,31 @@ from coordinator.engines.http_leg import side_of
 from coordinator.wire.disaggpb import BLOCK_ENTRY, MAX_MESSAGE_BYTES, KvBlock, WireError, decode_head, read_kv
 
 STEP_BYTES = 1 << 20  # copied without a turn of the loop: well below a millisecond, a few where pages are fresh
+
+
+class LayerCounts:
+    """How many layers whole KV has: a stream that ends with `done` too early looks like any other.
+
+    Args:
+        fixed: the number, where it is known; None: it is what KV of the same kind had before. Another number must come
+            twice in a row to be believed, as it does where a model was exchanged.
+    """
+
+    def __init__(self, fixed: int | None = None) -> None:
+        self._fixed = fixed
+        self._known: dict[Hashable, int] = {}
+        self._odd: dict[Hashable, int] = {}
+
+    def agree(self, kind: Hashable, count: int) -> bool:
+        """Whether KV of this kind may have so many layers; learns from it."""
+        if self._fixed is not None:
+            return count == self._fixed
+        odd = self._odd.pop(kind, None)
+        if self._known.setdefault(kind, count) != count and count != odd:
+            self._odd[kind] = count
+            return False
+        self._known[kind] = count
+        return True
 
 
 class KvBuffer:
@@ -21,13 +47,17 @@ class KvBuffer:
         wire_id: the request's id, which blocks carry.
         prefill: whose KV it is; guilty of what is wrong with it.
         room: accounts for what comes.
+        agree: says whether a whole KV may have so many layers.
         expected_bytes: a guess at how much will come, so that the buffer need not be moved as it grows; 0: none.
     """
 
-    def __init__(self, wire_id: str, prefill: Instance, room: Room, expected_bytes: int = 0) -> None:
+    def __init__(
+        self, wire_id: str, prefill: Instance, room: Room, agree: Callable[[int], bool], expected_bytes: int = 0
+    ) -> None:
         self._wire_id = wire_id.encode()
         self._prefill = prefill
         self._room = room
+        self._agree = agree
         self._buffer = io.BytesIO(bytes(expected_bytes))
         self._buffer.write(decode_head(wire_id))
         self._layer_idx = self._block_idx = -1
@@ -52,8 +82,12 @@ class KvBuffer:
             self._check(read.block)
             await self._room.take(len(message))
             await self._append(message, read.block)
-        if read.done and self._layer_idx < 0:
-            raise self._bad("no layer has come")
+        if read.done:
+            layers = self._layer_idx + 1
+            if not layers:
+                raise self._bad("no layer has come")
+            if not self._agree(layers):
+                raise self._bad(f"there are {layers} layers, another number than before")
         return read.done
 
     def request(self, tail: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -58,8 +58,8 @@ async def packed(ids: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
-async def fetch_kv(worker: "Worker", job: Job, room: Room, expected_bytes: int) -> Payload:
-    """Have the prompt computed and collect its KV; returns the request for decode.
+async def fetch_kv(worker: "Worker", job: Job, make_buffer: Callable[[str], KvBuffer]) -> Payload:
+    """Have the prompt computed and collect its KV, in a buffer for the request's id; returns the request for decode.
 
     Cancellation, or a failure, cancels the call.
 
@@ -67,7 +67,7 @@ async def fetch_kv(worker: "Worker", job: Job, room: Room, expected_bytes: int) 
         RequestError: the call failed, the KV is not whole, or it is too much.
     """
     body = prefill_request(job.wire_id, job.packed_ids, job.max_new_tokens, job.temperature)
-    buffer = KvBuffer(job.wire_id, worker.instance, room, expected_bytes)
+    buffer = make_buffer(job.wire_id)
     call = await worker.call(PREFILL_METHOD, lambda: body, job.finished_s)
     try:
         while not await buffer.add(await call.read()):

@@ -21,6 +21,7 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "max_kv_bytes": 1 << 30,
     "max_total_kv_bytes": 1 << 32,
     "kv_bytes_per_token": None,
+    "kv_layers": None,
     "kv_queue": 1000,
     "kv_wait_s": 30.0,
     "max_message_bytes": 0,
@@ -44,6 +45,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_kv_bytes": (1024, _KV_MOST),
     "max_total_kv_bytes": (1024, _TOTAL_MOST),
     "kv_bytes_per_token": (1, _KV_MOST),
+    "kv_layers": (1, 10**6),
     "kv_queue": (0, 10**6),
     "kv_wait_s": (0.001, 86400),
     "max_message_bytes": (0, MAX_MESSAGE_BYTES),
@@ -120,7 +122,7 @@ def check_options(given: Mapping[str, object]) -> Mapping[str, object]:
 def _check(key: str, value: object, valid: tuple[str, ...]) -> None:
     reason = None
     if value is None:
-        reason = None if key in (*OPTIONS, "kv_bytes_per_token") else "must not be null"
+        reason = None if key in (*OPTIONS, "kv_bytes_per_token", "kv_layers") else "must not be null"
     elif key in _RANGES:
         reason = _number_problem(key, value)
     elif key == "keepalive_idle":

@@ -2,6 +2,7 @@
 
 import asyncio
 import tracemalloc
+from functools import partial
 
 import pytest
 from disagg_messages import DecodeRequest, KVBlock, KVBlockStream
@@ -10,7 +11,7 @@ from engine_world import instance
 from coordinator.core.errors import EngineFailed, KvTooLarge, Side
 from coordinator.engines.disaggpb import kv
 from coordinator.engines.disaggpb.budget import KvBudget, KvLimits
-from coordinator.engines.disaggpb.kv import KvBuffer, Payload
+from coordinator.engines.disaggpb.kv import KvBuffer, LayerCounts, Payload
 from coordinator.wire.disaggpb import decode_tail, pack_ids
 
 END = KVBlockStream(done=True).SerializeToString()
@@ -22,9 +23,10 @@ def message(layer=0, block=0, *, ident=ID, k=b"ab", v=b"cd", done=False):
     return KVBlockStream(block=made, done=done).SerializeToString()
 
 
-async def buffer(expected_bytes=0, limit=1 << 20):
+async def buffer(expected_bytes=0, limit=1 << 20, layers=None):
     room = await KvBudget(KvLimits(limit, limit)).admit("m", 1)
-    return KvBuffer(ID, instance("p0"), room, expected_bytes), room
+    agree = partial((layers or LayerCounts()).agree, "m")
+    return KvBuffer(ID, instance("p0"), room, agree, expected_bytes), room
 
 
 @pytest.mark.parametrize("expected_bytes", [0, 10, 1 << 16])
@@ -147,3 +149,33 @@ async def test_the_buffer_becomes_the_request_without_a_copy():
     payload.drop()
     assert payload() == b""
     assert payload.size_bytes == len(request)
+
+
+# --- layers
+
+
+async def test_kv_that_ends_too_early():
+    layers = LayerCounts()
+    for number in (3, 2):
+        made, _ = await buffer(layers=layers)
+        for layer in range(number):
+            await made.add(message(layer))
+        if number == 3:
+            assert await made.add(END)
+        else:
+            with pytest.raises(EngineFailed) as caught:
+                await made.add(END)
+            assert "2 layers" in caught.value.detail
+
+
+def test_a_number_of_layers_that_comes_twice_is_believed():
+    layers = LayerCounts()
+    assert [layers.agree("m", count) for count in (32, 32, 31, 32, 31, 32)] == [True, True, False, True, False, True]
+    assert [layers.agree("m", count) for count in (28, 28, 28, 32, 28)] == [False, True, True, False, True]
+    assert layers.agree("another", 5)
+    assert [layers.agree("m", count) for count in (30, 31, 31)] == [False, False, True]
+
+
+def test_a_number_of_layers_that_is_known():
+    layers = LayerCounts(32)
+    assert [layers.agree("m", count) for count in (31, 31, 32, 33)] == [False, False, True, False]
