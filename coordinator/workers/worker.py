@@ -72,12 +72,7 @@ class Worker:
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self._metrics, self._tokenizers, start.worker)
-        self._halves = {name: engine for name, engine in self._engines.items() if isinstance(engine, SplitEngine)}
-        for half in self._halves.values():
-            half.follow()
-        for name, half in self._halves.items():
-            if isinstance(half, AnsweringEngine):
-                half.answer_with(self._sayer(name))
+        self._halves = self._serving_halves()
         self._mirror = Mirror(self._pass_on, self._board)
         self._metrics.add_gauge("kv_pinned_requests", self._read_pinned)
         self._scheduler = Scheduler(
@@ -164,6 +159,17 @@ class Worker:
         await self._tokenizers.aclose()
         await self._client.aclose()
         self._say(Snapshot(0, packed(self._metrics)))
+
+    def _serving_halves(self) -> dict[str, SplitEngine]:
+        """The engine protocols whose streams the supervisor holds, made to follow it."""
+        halves: dict[str, SplitEngine] = {}
+        for name, engine in self._engines.items():
+            if isinstance(engine, SplitEngine):
+                halves[name] = engine
+                engine.follow()
+                if isinstance(engine, AnsweringEngine):
+                    engine.answer_with(self._sayer(name))
+        return halves
 
     # --- from the supervisor
 
