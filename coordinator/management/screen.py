@@ -18,6 +18,7 @@ WHO = web.RequestKey("who", str)
 ABOUT = web.RequestKey("about", str)
 """What a call was about beyond its path: the id and address of an instance."""
 READING = frozenset(("GET", "HEAD", "OPTIONS"))
+METRICS = ("/metrics", "/metrics/engines")
 UNAUTHORIZED = 401
 FORBIDDEN = 403
 
@@ -69,7 +70,7 @@ class Screen:
         return reply
 
     def _is_open(self, route: str) -> bool:
-        return route in self._open or (route == "/metrics" and self.open_metrics)
+        return route in self._open or (route in METRICS and self.open_metrics)
 
     def _line(self, request: web.Request, status: int) -> str:
         headers = ((name.lower(), value) for name, value in request.raw_headers)

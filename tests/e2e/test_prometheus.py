@@ -1,0 +1,139 @@
+"""Boards and rules against a real Prometheus that scrapes a coordinator under load: every query has data."""
+
+import asyncio
+import math
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import FAST, QUICK_HEALTH
+from dialects import BY_NAME, MODEL
+from processes import until
+from prometheus_process import PROMETHEUS, Prometheus
+from raw_client import ask
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
+from boards import BOARDS, filled_in, load, queries
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("prometheus"),
+    pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus (Debian: prometheus) is not installed"),
+]
+DIALECTS = [BY_NAME[name] for name in ("chat-stream", "chat", "completions-stream")]
+ENGINES = ("mindie", "mindie", "vllm", "vllm")
+DATA_S = 25.0
+
+
+@pytest.fixture
+def cluster(start):
+    """A pair of MindIE and a pair of vLLM, and everything on that can be counted."""
+    roles = ("prefill", "decode") * 2
+    fleet = start.fleet([{"role": r, "engine": e, "timing": FAST} for r, e in zip(roles, ENGINES, strict=True)])
+    rows = [
+        {"id": f"{engine}-{role}", "role": role, "engine": engine, "url": one.url}
+        for role, engine, one in zip(roles, ENGINES, fleet.instances, strict=True)
+    ]
+    coordinator = start.coordinator(
+        {
+            "server": {"port": 0, "management_port": 0},
+            "cluster": {"model": MODEL, "instances": rows},
+            "scheduling": {"policy": "round_robin"},
+            "health": QUICK_HEALTH,
+            "metrics": {"engines": {"scrape": True, "interval_s": 0.3}},
+        }
+    )
+    coordinator.wait_ready()
+    until(lambda: set(coordinator.states().values()) == {"ready"}, "all are ready")
+    return coordinator
+
+
+@pytest.fixture
+def prometheus(start, cluster, tmp_path):
+    """Scrapes that coordinator."""
+    return start._own(Prometheus(cluster.management_port, tmp_path))
+
+
+class Load:
+    """Requests of several kinds without a pause, some of which fail."""
+
+    def __init__(self, port):
+        self._port = port
+        self._tasks = []
+
+    async def __aenter__(self):
+        self._tasks = [asyncio.create_task(self._run(number), name=f"client {number}") for number in range(4)]
+
+    async def __aexit__(self, *_):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, number):
+        while True:
+            for dialect in DIALECTS:
+                prompt = f"Hello [[length:{8 + number}]]" + (" [[fault:status=500]]" if number == 3 else "")
+                with suppress(ConnectionError):
+                    await ask(self._port, dialect.path, dialect.body(prompt, 20))
+                await asyncio.sleep(0.02)
+            await ask(self._port, "/nowhere")
+
+
+def numbers(prometheus, expression):
+    """The values of an expression that are numbers."""
+    return [value for value in prometheus.values(expression) if not math.isnan(value)]
+
+
+async def with_data(prometheus, expressions):
+    """Those that have no data, after as long as they may take."""
+    async with asyncio.timeout(DATA_S + 10):
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + DATA_S
+        missing = dict(expressions)
+        while missing and loop.time() < end_s:
+            found = await asyncio.to_thread(lambda: [name for name, q in missing.items() if numbers(prometheus, q)])
+            for name in found:
+                del missing[name]
+            await asyncio.sleep(0.3)
+    return missing
+
+
+async def test_every_panel_and_rule_has_data(cluster, prometheus):
+    made = {path.stem: load(path) for path in BOARDS}
+    expressions = {
+        f"{query.board}: {query.panel} #{number}": filled_in(query.expression, made[query.board])
+        for number, query in enumerate(queries())
+    }
+    assert len(expressions) > 60
+    async with Load(cluster.port):
+        assert await with_data(prometheus, expressions) == {}
+        records = [name for name, rule in prometheus.rules().items() if rule["type"] == "recording"]
+        assert len(records) > 5
+        assert await with_data(prometheus, {name: name for name in records}) == {}
+    rules = prometheus.rules()
+    assert {name: rule.get("lastError") for name, rule in rules.items() if rule["health"] != "ok"} == {}
+    await only_real_trouble(prometheus)
+    await labels_are_ours(prometheus)
+
+
+async def only_real_trouble(prometheus):
+    """The failing requests are seen; what is well is not complained of."""
+    rules = prometheus.rules()
+    active = {name for name, rule in rules.items() if rule["type"] == "alerting" and rule["alerts"]}
+    assert active <= {"PdCoordinatorRequestsFail", "PdCoordinatorInstanceFails"}
+    (failing,) = [r for name, r in rules.items() if name == "PdCoordinatorRequestsFail"]
+    share = prometheus.values("pd_coordinator:failed:ratio5m")
+    assert 0.05 < share[0] < 0.6
+    assert [alert["state"] for alert in failing["alerts"]] == ["pending"]
+
+
+async def labels_are_ours(prometheus):
+    """`instance` is an engine instance everywhere, and parts make up the whole."""
+    expected = {f"{engine}-{role}" for engine in ("mindie", "vllm") for role in ("prefill", "decode")}
+    for metric in ("pd_coordinator_instance_up", "pd_coordinator_engine_scrape_age_seconds"):
+        assert {one["metric"]["instance"] for one in prometheus.query(metric)} == expected
+    own = prometheus.query('{job="pd-engines", __name__=~"vllm:num_requests_running|num_requests_running"}')
+    assert {one["metric"]["instance"] for one in own} == expected
+    up = prometheus.query('up{job=~"pd-.*"}')
+    assert [one["value"][1] for one in up] == ["1", "1"]
