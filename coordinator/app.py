@@ -14,10 +14,12 @@ from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.recent import Recent
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.scheduler import Scheduler
 from coordinator.securing import Security
+from coordinator.sight import OwnCounts
 from coordinator.transport.client import HttpClient
 
 
@@ -73,10 +75,14 @@ class App:
         policies = inform(make_policies(settings), self._engines.values())
         self.scheduler = Scheduler(policies, max_queue=limits.max_queue, fallback=scheduling.fallback)
         work = OwnWork(self.scheduler, self._engines)
-        self.control = ControlPlane(settings, self._engines, self.metrics, work, client=self._client, path=path)
+        recent = Recent()
+        counted = OwnCounts(self.metrics, recent)
+        self.control = ControlPlane(
+            settings, self._engines, self.metrics, work, client=self._client, counted=counted, path=path
+        )
         self.cluster = self.control.cluster
         self.management = self.control.management
-        telemetry = Telemetry(self.metrics, access, self.control.traffic.note)
+        telemetry = Telemetry(self.metrics, access, self.control.traffic.note, recent)
         self.data = DataPlane(
             settings, self.cluster, self.scheduler, self._engines, telemetry, max_connections=max_connections
         )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,8 +21,11 @@ from coordinator.management import (
     StageWatch,
     Traffic,
 )
+from coordinator.management.live import LiveFeed
+from coordinator.management.page import LivePage
 from coordinator.observability.metrics import Metrics
-from coordinator.parts import load_settings, validate_options
+from coordinator.parts import DISTRIBUTION, load_settings, validate_options
+from coordinator.sight import ClusterSight, Counted
 from coordinator.transport.client import HttpClient
 
 LOG = logging.getLogger("pd_coordinator")
@@ -111,6 +115,7 @@ class ControlPlane:
 
     Args:
         client: asks instances for their own metrics.
+        counted: what all processes have counted and seen, for the live feed.
         path: the file that `reload` reads again; None: there is none.
         render: makes the text for `/metrics`.
 
@@ -126,6 +131,7 @@ class ControlPlane:
         work: Work,
         *,
         client: HttpClient,
+        counted: Counted,
         path: Path | None = None,
         render: Callable[[], bytes | Awaitable[bytes]] | None = None,
     ) -> None:
@@ -144,6 +150,9 @@ class ControlPlane:
         )
         engine_metrics = EngineMetricsSettings(**settings.metrics.engines.model_dump())
         self.engine_metrics = EngineMetrics(engine_metrics, client, self.cluster.known, metrics)
+        self.stages = StageWatch(self._count_stages)
+        about = {"version": version(DISTRIBUTION), "model": settings.cluster.model, "workers": settings.server.workers}
+        self.live = LiveFeed(ClusterSight(self.cluster, work, self.stages, counted), about)
         server = settings.server
         self.management = Management(
             Listen(server.management_host, server.management_port, server.metrics_port, server.status_port),
@@ -151,9 +160,9 @@ class ControlPlane:
             make_instance=self.make_instance,
             metrics=render or metrics.render,
             controller=Controller(self.cluster, self.make_instance, LoadsById(work), self.traffic),
+            extra=[*LivePage().routes(), *self.live.routes()],
         )
         self.management.engine_metrics = self.engine_metrics.page
-        self.stages = StageWatch(self._count_stages)
         self._declare_gauges()
 
     def make_instance(self, given: Mapping[str, object]) -> Instance:
@@ -167,6 +176,7 @@ class ControlPlane:
 
     async def aclose(self) -> None:
         """Look no more, stop listening, and let the instances go."""
+        await self.live.aclose()
         await self.stages.aclose()
         await self.engine_metrics.aclose()
         await self.cluster.aclose()

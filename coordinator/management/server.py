@@ -10,6 +10,7 @@ from coordinator.cluster import Cluster
 from .controller import Controller
 from .errors import Refused, errors_as_json
 from .instances import InstancesApi, MakeInstance
+from .page import PATH as PAGE
 from .probes import Probes
 from .screen import Screen
 
@@ -72,7 +73,7 @@ class Management:
         self._metrics = metrics
         self.engine_metrics: Callable[[], bytes | None] = lambda: None
         self._probes = Probes(cluster)
-        self.screen = Screen([route.path for route in self._probes.routes()], POLLED)
+        self.screen = Screen([PAGE, *(route.path for route in self._probes.routes())], POLLED)
         self._runners: list[web.AppRunner] = []
         self.addresses: dict[str, tuple[str, int]] = {}
         metrics_routes = [

@@ -61,6 +61,10 @@ class Secured(_Message):
     keys: list[Key] | None
 
 
+class AskRecent(_Message):
+    """Send what you have just seen."""
+
+
 class Drain(_Message):
     """Take no new requests, end within `within_s` seconds, then leave. A second one with 0 seconds ends it at once."""
 
@@ -121,6 +125,13 @@ class Said(_Message):
     data: bytes
 
 
+class Seen(_Message):
+    """What a worker has just seen, as `Recent.read` gives it, packed."""
+
+    worker: int
+    data: bytes
+
+
 class Snapshot(_Message):
     """The metrics, as `Metrics.snapshot` gives them, packed; `number` is the question's, 0 for last words."""
 
@@ -128,5 +139,5 @@ class Snapshot(_Message):
     data: bytes
 
 
-Down = Start | View | Told | Secured | Drain | AskMetrics
-Up = Serving | Failed | Charge | Credit | Requests | Said | Snapshot
+Down = Start | View | Told | Secured | Drain | AskMetrics | AskRecent
+Up = Serving | Failed | Charge | Credit | Requests | Said | Seen | Snapshot

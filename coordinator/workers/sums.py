@@ -1,19 +1,38 @@
 """Metrics over processes that come and go: one page with sums that never go backwards."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from coordinator.observability.instruments import CallbackGauge, Cells
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.moving import ITL, REQUESTS, TTFT
+from coordinator.observability.recent import Recent
+from coordinator.workers.messages import Seen
 
 _DECODER = msgspec.msgpack.Decoder(dict[str, dict[tuple[str, ...], list[float]]])
 INSTANCE = "instance"
 
 
+class _Moving(msgspec.Struct):
+    """What the live feed needs of a snapshot; all else is passed over unread."""
+
+    requests: Cells = msgspec.field(name=REQUESTS, default_factory=dict)
+    ttft: Cells = msgspec.field(name=TTFT, default_factory=dict)
+    itl: Cells = msgspec.field(name=ITL, default_factory=dict)
+
+
+_MOVING_DECODER = msgspec.msgpack.Decoder(_Moving)
+
+
 def packed(metrics: Metrics) -> bytes:
     """A process's numbers for `MetricSums`."""
     return msgspec.msgpack.encode(metrics.snapshot())
+
+
+def seen(worker: int, recent: Recent) -> Seen:
+    """What a worker has just seen, for `counts.CrewCounts`."""
+    return Seen(worker, msgspec.msgpack.encode(recent.read()))
 
 
 class MetricSums:
@@ -47,6 +66,11 @@ class MetricSums:
                 self._past[instrument.name] = {
                     labels: values for labels, values in cells.items() if labels[at] != instance_id
                 }
+
+    def parts(self, snapshots: Iterable[bytes]) -> list[Mapping[str, Cells]]:
+        """The counters of the live feed: of workers that have ended, and of each that there is."""
+        read = map(_MOVING_DECODER.decode, snapshots)
+        return [self._past, *({REQUESTS: one.requests, TTFT: one.ttft, ITL: one.itl} for one in read)]
 
     def render(self, snapshots: Iterable[bytes]) -> bytes:
         """The text for `/metrics`."""

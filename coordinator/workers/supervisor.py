@@ -23,9 +23,10 @@ from coordinator.securing import Security
 from coordinator.security.keys import Key
 from coordinator.security.uses import clear_row
 from coordinator.transport.client import HttpClient
+from coordinator.workers.counts import CrewCounts
 from coordinator.workers.crew import Crew
 from coordinator.workers.memory import size_bytes, uses_words
-from coordinator.workers.messages import Charge, Credit, Requests, Said, Secured, Start, Told, Up
+from coordinator.workers.messages import Charge, Credit, Requests, Said, Secured, Seen, Start, Told, Up
 from coordinator.workers.port import ReservedPort
 from coordinator.workers.slots import Slots
 from coordinator.workers.sums import MetricSums
@@ -56,8 +57,16 @@ class Supervisor:
         self._board = LoadBoard(memory, count, SLOTS)
         self._slots = Slots(SLOTS)
         work = BoardWork(self._board, self._slots)
+        self._counts = CrewCounts(self._sums, lambda: self.crew)
         self.control = ControlPlane(
-            settings, self._engines, self.metrics, work, client=self._client, path=path, render=self._render
+            settings,
+            self._engines,
+            self.metrics,
+            work,
+            client=self._client,
+            counted=self._counts,
+            path=path,
+            render=self._render,
         )
         self.cluster = self.control.cluster
         self.management = self.control.management
@@ -194,6 +203,8 @@ class Supervisor:
                 engine.answered(message.data)
         elif isinstance(message, Requests):
             self.control.traffic.note(message.prompt_bytes, message.output_tokens, message.count)
+        elif isinstance(message, Seen):
+            self._counts.take(message)
         elif isinstance(message, Charge | Credit):
             asked = (message.instance, message.url)
             instance = next((i for i in self.cluster.known() if (i.id, i.url) == asked), None)

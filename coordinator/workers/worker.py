@@ -15,6 +15,7 @@ from coordinator.dataplane import DataPlane
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.recent import Recent
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
@@ -24,6 +25,7 @@ from coordinator.transport.client import HttpClient
 from coordinator.workers.memory import uses_words
 from coordinator.workers.messages import (
     AskMetrics,
+    AskRecent,
     Down,
     Drain,
     Failed,
@@ -37,7 +39,7 @@ from coordinator.workers.messages import (
     View,
 )
 from coordinator.workers.mirror import Mirror
-from coordinator.workers.sums import packed
+from coordinator.workers.sums import packed, seen
 
 LOG = logging.getLogger("pd_coordinator.workers")
 REPORT_S = 0.5
@@ -65,6 +67,7 @@ class Worker:
         flush: Callable[[], None],
     ) -> None:
         self._settings = settings = Settings.model_validate_json(start.settings)
+        self._number = start.worker
         self._say = say
         self._flush = flush
         self._board = LoadBoard(memory, start.workers, start.slots, start.worker)
@@ -82,7 +85,8 @@ class Worker:
         )
         self._shared = SharedLoads(self._board)
         self._scheduler.share(self._shared)
-        telemetry = Telemetry(self._metrics, access, self._note)
+        self._recent = Recent()
+        telemetry = Telemetry(self._metrics, access, self._note, self._recent)
         self._data = DataPlane(
             settings,
             self._mirror,
@@ -183,6 +187,8 @@ class Worker:
             self._see(message)
         elif isinstance(message, Secured):
             self._data.secure(Settings.model_validate_json(message.settings), message.keys)
+        elif isinstance(message, AskRecent):
+            self._say(seen(self._number, self._recent))
         elif isinstance(message, AskMetrics):
             self._say(Snapshot(message.number, packed(self._metrics)))
         elif isinstance(message, Drain):
