@@ -155,7 +155,8 @@ async def test_a_decode_that_has_died():
     "fault", ["decode_fail@2", "decode_unavailable@2", "decode_cut@2", "decode_no_done@2", "decode_no_done"]
 )
 async def test_decode_fails_after_tokens(fault):
-    async with DisaggWorld(decode=2) as world:
+    """Slowly enough for the first token to be read before a reset of the connection, which throws away what is not."""
+    async with DisaggWorld(decode=2, timing=Timing(decode_ms=20)) as world:
         world.set(fault)
         failed = await world.run(TEXT)
         assert isinstance(failed.task.exception(), EngineFailed)
