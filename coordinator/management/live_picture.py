@@ -147,9 +147,9 @@ def _change(before: Whole, after: Whole) -> bytes | None:
                 return None
             changed.append((position, *new[STEADY:]))
     known = {(path.at_s, path.id) for path in before.paths}
-    paths = [path for path in after.paths if (path.at_s, path.id) not in known]
+    paths = tuple(path for path in after.paths if (path.at_s, path.id) not in known)
     failures = None if after.failures == before.failures else after.failures
-    return event("tick", after.n, Change(after.n, after.at_s, after.figures, changed, paths, failures))
+    return event("tick", after.n, Change(after.n, after.at_s, after.figures, tuple(changed), paths, failures))
 
 
 class Album:
