@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from coordinator.config import Settings
 from coordinator.management import Management
 from coordinator.observability.metrics import Metrics
+from coordinator.security.certificates import Certificates
 from coordinator.security.files import FileWatch
 from coordinator.security.keeper import KeyKeeper
 from coordinator.security.keys import Key
@@ -18,17 +19,22 @@ class Security:
 
     Args:
         management: its port is guarded.
+        certificates: of this process.
         tell: tells the data plane, of one process or of all, the settings and its keys; None: it needs none.
         metrics: forget keys that are gone.
     """
 
-    def __init__(self, settings: Settings, management: Management, tell: Tell, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, management: Management, certificates: Certificates, tell: Tell, metrics: Metrics
+    ) -> None:
         self.settings = settings
+        self._certificates = certificates
         self._screen = management.screen
         self._tell = tell
         self._keeper = KeyKeeper(self._take, self._screen.take, metrics.forget_key)
-        self._watch = FileWatch(
-            "watch key files", self._keeper.files, self._keeper.reread, lambda: self.settings.auth.reread_s
+        self._watches = (
+            FileWatch("watch key files", self._keeper.files, self._keeper.reread, self._keys_s),
+            FileWatch("watch certificates", certificates.files, certificates.reread, self._certificates_s),
         )
 
     @property
@@ -44,6 +50,7 @@ class Security:
         """
         before, self.settings = self.settings, settings
         try:
+            self._certificates.apply(settings)
             self._keeper.apply(settings.auth)
         except BaseException:
             self.settings = before
@@ -54,11 +61,19 @@ class Security:
     def start(self) -> None:
         """Apply the settings for the first time, and begin to look after the files. Raises ConfigError."""
         self.apply(self.settings)
-        self._watch.start()
+        for watch in self._watches:
+            watch.start()
 
     async def aclose(self) -> None:
         """Stop looking; idempotent."""
-        await self._watch.aclose()
+        for watch in self._watches:
+            await watch.aclose()
+
+    def _keys_s(self) -> float:
+        return self.settings.auth.reread_s
+
+    def _certificates_s(self) -> float:
+        return self.settings.tls.reread_s
 
     def _take(self, keys: Sequence[Key] | None) -> None:
         self._tell(self.settings, keys)

@@ -3,6 +3,7 @@
 `load` gives frozen `Settings` or a `ConfigError` with every problem; `to_instances` gives the instances.
 """
 
+from .address import parse_url
 from .checks import notes, restart_keys
 from .errors import ConfigError, Finding, OptionError, Problem
 from .instances import ValidateOptions, instance_from_mapping, to_instances
@@ -23,6 +24,7 @@ from .models import (
     Timeouts,
 )
 from .reference import Key, all_keys, schema
+from .secret import read_secret
 from .security import ApiKey, Auth, EngineTls, ManagementKey, ServerTls, Tls
 from .source import ENGINES, Known
 
@@ -58,7 +60,9 @@ __all__ = [
     "load",
     "notes",
     "parse",
+    "parse_url",
     "read_keys",
+    "read_secret",
     "restart_keys",
     "schema",
     "to_instances",

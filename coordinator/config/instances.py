@@ -21,6 +21,9 @@ Raises OptionError, or any other ValueError with a sentence that names the key.
 """
 
 GENERIC_KEYS = tuple(InstanceSettings.model_fields)
+FROM_FILE_ALONE = ("ca_file", "cert_file", "key_file", "engine_key_env", "engine_key_file")
+"""Keys that name what only whoever writes the configuration file may read."""
+_TLS_KEYS = ("ca_file", "cert_file", "key_file", "server_name")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -57,6 +60,9 @@ def instance_from_mapping(mapping: object, settings: Settings, validate: Validat
         raise Refusal("an instance must be a mapping with at least the keys role and url")
     if not all(isinstance(key, str) for key in mapping):
         raise Refusal("keys must be text")
+    for key in FROM_FILE_ALONE:
+        if mapping.get(key) is not None:
+            raise Refusal(f"{key}: can be set in the configuration file alone")
     try:
         entry = InstanceSettings.model_validate(dict(mapping), context=settings.source.known)
     except ValidationError as error:
@@ -104,8 +110,9 @@ def identifier(entry: InstanceSettings) -> str:
 
 
 def _instance(entry: InstanceSettings, engine: str, model: str | None, options: Mapping[str, object]) -> Instance:
-    if entry.tokenizer is not None:
-        options = {**options, "tokenizer": entry.tokenizer}
+    own = {name: value for name in ("tokenizer", *_TLS_KEYS) if (value := getattr(entry, name)) is not None}
+    if own:
+        options = {**options, **own}
     return Instance(
         id=identifier(entry),
         role=entry.role,

@@ -1,5 +1,6 @@
 """The other port: it listens, and puts the parts of the management plane together."""
 
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from .instances import InstancesApi, MakeInstance
 from .page import PATH as PAGE
 from .probes import Probes
 from .screen import Screen
+from .site import Site
 
 POLLED = (
     "/v1/instances/refresh",
@@ -56,6 +58,7 @@ class Management:
     Attributes:
         addresses: where it listens, once started: `management`, and `metrics` and `status` where set.
         screen: says who may call; everybody, unless it is given keys.
+        tls: set before the start: all its ports speak TLS, and nothing else.
         engine_metrics: gives the text for `/metrics/engines`; None: instances are not asked.
     """
 
@@ -73,6 +76,7 @@ class Management:
         self._metrics = metrics
         self.engine_metrics: Callable[[], bytes | None] = lambda: None
         self._probes = Probes(cluster)
+        self.tls: ssl.SSLContext | None = None
         self.screen = Screen([PAGE, *(route.path for route in self._probes.routes())], POLLED)
         self._runners: list[web.AppRunner] = []
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -139,7 +143,7 @@ class Management:
         )
         self._runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, self._listen.host, port, reuse_address=True).start()
+        await Site(runner, self._listen.host, port, self.tls).start()
         host, bound = runner.addresses[0][:2]
         return host, bound
 

@@ -3,15 +3,18 @@
 from collections.abc import Iterator
 
 from coordinator.config import ConfigError, Settings
+from coordinator.security.certificates import read_ports
+from coordinator.security.outbound import OutboundReader, Problem
 from coordinator.security.places import data_keys, management_keys
-
-Problem = tuple[tuple[str | int, ...], str]
-"""A key path and what is wrong there, in words."""
 
 
 def problems(settings: Settings) -> Iterator[Problem]:
     """Everything that would stop the start."""
     yield from _keys(settings)
+    yield from read_ports(settings, ("data", "management"))[1]
+    reader = OutboundReader(settings)
+    reader.read()
+    yield from reader.problems
 
 
 def _keys(settings: Settings) -> Iterator[Problem]:

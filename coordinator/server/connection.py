@@ -14,10 +14,8 @@ from coordinator.server.exchange import Exchange
 from coordinator.server.reader import RequestReader
 from coordinator.server.shared import Shared
 
-_HIGH_WATER_BYTES = 65536
+_HIGH_WATER_BYTES = _MAX_AHEAD_BYTES = _MUCH_BYTES = 65536
 _LOW_WATER_BYTES = 16384
-_MAX_AHEAD_BYTES = 65536
-_MUCH_BYTES = 65536
 _LINGER_S = 2.0
 _FLUSH_S = 10.0
 _RESET = struct.pack("ii", 1, 0)
@@ -261,7 +259,8 @@ class ClientConnection(asyncio.Protocol):
 
         A reset may destroy the answer before the client has read it (RFC 9112 §9.6).
         """
-        if self.transport.is_closing():
+        if self._shared.encrypted or self.transport.is_closing():
+            self.close()  # TLS goes on reading until the client's end of it, for a while
             return
         self._state = _LINGERING
         self._kept = b""

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from coordinator.server.acceptor import Acceptor
 from coordinator.server.connection import ClientConnection
+from coordinator.server.handshakes import Refusals
 from coordinator.server.limits import ServerLimits
 from coordinator.server.reader import Gate
 from coordinator.server.shared import Handler, Shared
@@ -21,6 +23,8 @@ _SHORTEST_SWEEP_S = 0.05
 _SWEEPS_PER_LIMIT = 4
 _STOP_TASKS_S = 1.0
 _FLUSH_S = 0.25
+_HANDSHAKE_S = 10.0
+_SHUTDOWN_S = 2.0
 
 
 class HttpServer:
@@ -39,6 +43,7 @@ class HttpServer:
 
     Attributes:
         port: the real port, once listening.
+        tls: set before listening: clients speak TLS, and nothing else.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class HttpServer:
         gate: Gate | None = None,
     ) -> None:
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
         self._limits = limits
         self._clock = clock
         self._log = log
@@ -58,8 +64,18 @@ class HttpServer:
         self._executor = ThreadPoolExecutor(_EXPANDING_THREADS, thread_name_prefix="expand")
         self._shared = Shared(handler, limits, log, clock, self._executor, self._freed, gate)
         self._adopting: set[asyncio.Task[None]] = set()
+        self._refusals = Refusals(log, clock)
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
+
+    @property
+    def limits(self) -> ServerLimits:
+        """What clients may do; may change: what comes from then on is held against them."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: ServerLimits) -> None:
+        self._limits = self._shared.limits = limits
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Bind and accept; `host` may be a name or an address of either family, empty for all interfaces.
@@ -67,6 +83,7 @@ class HttpServer:
         Raises:
             OSError: it cannot be bound.
         """
+        self._shared.encrypted = self.tls is not None
         self.port = await self._acceptor.open(host, port, reuse_port=reuse_port)
         self._sweep_later()
 
@@ -138,11 +155,30 @@ class HttpServer:
 
     async def _adopt(self, sock: socket.socket) -> None:
         connection = ClientConnection(self._shared)
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
+            if self.tls is None:
+                await loop.connect_accepted_socket(lambda: connection, sock)
+            else:
+                await self._shake_hands(connection, sock, self.tls)
         except OSError as error:
             sock.close()
             self._log.warning("an accepted connection was lost at once: %s", type(error).__name__)
+
+    async def _shake_hands(self, connection: ClientConnection, sock: socket.socket, tls: ssl.SSLContext) -> None:
+        """Begin TLS; whoever takes longer than for a head, or speaks something else, is let go."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                sock,
+                ssl=tls,
+                ssl_handshake_timeout=min(self._limits.head_s, _HANDSHAKE_S),
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError as error:
+            sock.close()
+            self._refusals.note(error)
 
     def _adopted(self, task: asyncio.Task[None]) -> None:
         self._adopting.discard(task)

@@ -41,6 +41,7 @@ class Shared:
         executor: puts long request bodies together and expands them.
         freed: called when a connection is closed.
         gate: asked about requests whose body is still to come.
+        encrypted: connections speak TLS, which knows no half-closed ones.
         draining: connections close after the answer at hand.
         stopping: handlers are being cancelled on purpose.
         tasks: handlers at work, those included that only tidy up behind a complete answer.
@@ -54,6 +55,7 @@ class Shared:
     freed: Callable[[], None]
     gate: Gate | None = None
     loop: asyncio.AbstractEventLoop | None = None
+    encrypted: bool = False
     draining: bool = False
     stopping: bool = False
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

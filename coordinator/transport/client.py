@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import ssl
 import time
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from coordinator.core.instance import Address
 from .connect import Connector
 from .connection import Connection
 from .errors import TransportError
+from .peers import Peers
 from .pool import Pool
 from .reply import Reply, ReplySink
 from .request import Call, GivenHeaders, encode_call
@@ -35,7 +35,7 @@ class HttpClient:
         connect_s: limit for look-up, TCP connect and TLS handshake together; 0: none.
         idle_s: idle connections are closed after this time.
         max_idle_per_address: connections that are kept idle per address, at most.
-        ssl_context: for https addresses; None: certificates are checked against the system's authorities.
+        peers: how addresses are spoken to; may be told anew at any time.
         clock: monotonic time.
         resolver: looks names up; None: the system's resolver.
     """
@@ -46,12 +46,13 @@ class HttpClient:
         connect_s: float,
         idle_s: float = 60.0,
         max_idle_per_address: int = 256,
-        ssl_context: ssl.SSLContext | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
         resolver: Resolver | None = None,
     ) -> None:
         self._clock = clock
-        self._connector = Connector(connect_s=connect_s, ssl_context=ssl_context, resolver=resolver)
+        self.peers = peers or Peers()
+        self._connector = Connector(connect_s=connect_s, peers=self.peers, resolver=resolver)
         self._pool = Pool(idle_s=idle_s, max_idle_per_address=max_idle_per_address, clock=clock)
         self._retries: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -109,7 +110,7 @@ class HttpClient:
             TransportError: there is no whole reply.
             ValueError: the request cannot be written down (see `encode_call`).
         """
-        head, rest = encode_call(method, target, address, headers, body)
+        head, rest = encode_call(method, target, address, headers, body, self.peers.of(address).key)
         call = Call(head, rest, method == b"HEAD", keep, MAX_HEAD_BYTES)
         limits = (max_reply_bytes, max_error_bytes)
         if deadline_s <= self._clock():
@@ -145,7 +146,7 @@ class HttpClient:
             TransportError: there is no connection; the sink was not called.
             ValueError: as `fetch`.
         """
-        head, rest = encode_call(method, target, address, headers, body)
+        head, rest = encode_call(method, target, address, headers, body, self.peers.of(address).key)
         call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes)
         stream = Stream()
         connection = self._pool.take(address)
@@ -155,6 +156,10 @@ class HttpClient:
             sink = SecondChance(stream, call, sink, address, self._retry)
         stream.run(connection, call, sink)
         return stream
+
+    def limit_connecting(self, connect_s: float) -> None:
+        """Connect within this time from here on; 0: no limit."""
+        self._connector.limit(connect_s)
 
     def close_address(self, address: Address) -> None:
         """Close the connections to an instance that was removed: idle ones now, others when their request is over."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 from coordinator.core.instance import Address
 
 from .errors import TransportError, connect_error
+from .peers import Peers
 from .resolve import Resolver
 
 P = TypeVar("P", bound=asyncio.Protocol)
@@ -19,15 +20,18 @@ class Connector:
 
     Args:
         connect_s: limit of look-up, TCP connect and TLS handshake together; 0: none.
-        ssl_context: for https addresses; None: the system's trusted authorities.
+        peers: with which certificates https addresses are spoken to.
     """
 
-    def __init__(
-        self, *, connect_s: float, ssl_context: ssl.SSLContext | None = None, resolver: Resolver | None = None
-    ) -> None:
+    def __init__(self, *, connect_s: float, peers: Peers | None = None, resolver: Resolver | None = None) -> None:
         self._connect_s = connect_s or math.inf
-        self._context = ssl_context
+        self._peers = peers or Peers()
+        self._context: ssl.SSLContext | None = None
         self._resolver = resolver or Resolver()
+
+    def limit(self, connect_s: float) -> None:
+        """Have this limit from here on; 0: none."""
+        self._connect_s = connect_s or math.inf
 
     async def open(self, address: Address, factory: Callable[[], P], remaining_s: float = math.inf) -> P:
         """Connect and return the protocol made by `factory`, of the connection that succeeded.
@@ -75,9 +79,12 @@ class Connector:
         loop = asyncio.get_running_loop()
         if not address.tls:
             return (await loop.create_connection(factory, host, address.port))[1]
+        peer = self._peers.of(address)
+        context, name = peer.context or self._system(), peer.server_name or address.host
+        return (await loop.create_connection(factory, host, address.port, ssl=context, server_hostname=name))[1]
+
+    def _system(self) -> ssl.SSLContext:
+        """A context with the system's authorities."""
         if self._context is None:
             self._context = ssl.create_default_context()
-        made = await loop.create_connection(
-            factory, host, address.port, ssl=self._context, server_hostname=address.host
-        )
-        return made[1]
+        return self._context

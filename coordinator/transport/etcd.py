@@ -113,6 +113,7 @@ class EtcdClient:
     """
 
     def __init__(self, client: HttpClient, address: Address, call_s: float) -> None:
+        client.peers.no_engine(address)
         self._client = client
         self._address = address
         self._call_s = call_s

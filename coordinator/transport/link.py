@@ -4,7 +4,6 @@ Its chunk borders carry meaning there (MindIE protocol page §5.2), so nothing h
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -14,6 +13,7 @@ from coordinator.core.instance import Address
 from .connect import Connector
 from .errors import TransportError, loss_error
 from .opening import Opening
+from .peers import Peers
 from .request import encode_call
 
 
@@ -53,7 +53,7 @@ async def open_link(  # noqa: PLR0913  # as HttpClient.fetch
     *,
     connect_s: float,
     head_s: float,
-    ssl_context: ssl.SSLContext | None = None,
+    peers: Peers | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Link:
     """Send `GET target` on a connection of its own and wait for the head of the reply.
@@ -68,7 +68,7 @@ async def open_link(  # noqa: PLR0913  # as HttpClient.fetch
         reader: gets all bytes after the head.
         connect_s: limit of connecting; 0: none.
         head_s: limit of the wait for the head, after that.
-        ssl_context: as for `HttpClient`.
+        peers: as for `HttpClient`.
         clock: monotonic time.
 
     Raises:
@@ -76,8 +76,9 @@ async def open_link(  # noqa: PLR0913  # as HttpClient.fetch
             coding; the detail then has its status and the first 4 KiB of its body.
         ValueError: as `HttpClient.fetch`.
     """
-    request, _ = encode_call(b"GET", target, address, headers, b"")
-    connector = Connector(connect_s=connect_s, ssl_context=ssl_context)
+    peers = peers or Peers()
+    request, _ = encode_call(b"GET", target, address, headers, b"", peers.of(address).key)
+    connector = Connector(connect_s=connect_s, peers=peers)
     protocol = await connector.open(address, lambda: LinkProtocol(address.netloc, reader, clock))
     try:
         async with asyncio.timeout(head_s):

@@ -1,6 +1,7 @@
 """A request as bytes (RFC 9112 §3)."""
 
 import functools
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote
@@ -11,6 +12,7 @@ SAFE_TARGET = "".join(map(chr, range(0x21, 0x7F)))
 WITH_LENGTH = frozenset({b"POST", b"PUT", b"PATCH"})
 SMALL_BODY_BYTES = 65536
 REMEMBERED_CHARS = 256
+CREDENTIALS = re.compile(rb"^(?:authorization|x-api-key|api-key):[^\r]*\r\n", re.IGNORECASE | re.MULTILINE)
 BREAKS_FRAMING = "a request line or header holds a character that would break the framing"
 
 
@@ -50,7 +52,7 @@ GivenHeaders = Iterable[tuple[bytes, bytes]] | HeaderBlock
 
 
 def encode_call(
-    method: bytes, target: str, address: Address, headers: GivenHeaders, body: bytes
+    method: bytes, target: str, address: Address, headers: GivenHeaders, body: bytes, key: bytes = b""
 ) -> tuple[bytes, bytes]:
     """Serialise a request into the two pieces to write; the second is empty where the body is small enough to join.
 
@@ -60,18 +62,24 @@ def encode_call(
         address: where to, for the `Host` header.
         headers: without `host`, framing and hop-by-hop headers.
         body: `content-length` is set for it, and for any POST, PUT and PATCH.
+        key: sent as bearer token, in place of all credentials among the headers; empty: these stay.
 
     Raises:
         ValueError: a CR, LF or NUL in any part, or a space in the target: it would be read as something else.
     """
     start = (_known_start if len(target) < REMEMBERED_CHARS else _start)(method, target, address)
     block = headers if isinstance(headers, HeaderBlock) else HeaderBlock(headers)
+    lines = block.lines if not key else _with_key(block.lines, key)
     size = len(body)
     if not size and method not in WITH_LENGTH:
-        return b"%b%b\r\n" % (start, block.lines), b""
+        return b"%b%b\r\n" % (start, lines), b""
     if size < SMALL_BODY_BYTES:
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (start, block.lines, size, body), b""
-    return b"%b%bcontent-length: %d\r\n\r\n" % (start, block.lines, size), body
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (start, lines, size, body), b""
+    return b"%b%bcontent-length: %d\r\n\r\n" % (start, lines, size), body
+
+
+def _with_key(lines: bytes, key: bytes) -> bytes:
+    return b"%bauthorization: Bearer %b\r\n" % (CREDENTIALS.sub(b"", lines), key)
 
 
 def _start(method: bytes, target: str, address: Address) -> bytes:

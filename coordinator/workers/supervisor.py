@@ -20,6 +20,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_tokenizers
 from coordinator.scheduler import LoadBoard
 from coordinator.securing import Security
+from coordinator.security.certificates import Certificates
 from coordinator.security.keys import Key
 from coordinator.security.uses import clear_row
 from coordinator.transport.client import HttpClient
@@ -49,6 +50,7 @@ class Supervisor:
         self.metrics = Metrics([family.name for family in FAMILIES])
         self._sums = MetricSums(self.metrics)
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
+        self._certificates = Certificates(settings, self._client.peers, "management")
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
         self._board_fd = os.memfd_create("pd-coordinator loads")
@@ -74,7 +76,8 @@ class Supervisor:
             self._board_fd, self._board, self._introduction, self._greet, heard=self._heard, bury=self._sums.bury
         )
         self.crew.on_end = partial(clear_row, uses_words(memory, count, SLOTS))
-        self.security = Security(settings, self.management, self._secure, self.metrics)
+        self.management.tls = self._certificates.context("management")
+        self.security = Security(settings, self.management, self._certificates, self._secure, self.metrics)
         self.control.apply = self.security.apply
         self._views = ViewSender(
             self.cluster, self._slots, lambda view: self.crew.tell(None, view), lambda: self.crew.acknowledged

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Callable, Iterator
 
 from coordinator.api.families import FAMILIES
-from coordinator.config import Settings
+from coordinator.config import ConfigError, Settings
 from coordinator.core.abilities import AnsweringEngine
 from coordinator.core.errors import Draining
 from coordinator.core.instance import Instance
@@ -19,7 +19,10 @@ from coordinator.observability.recent import Recent
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
+from coordinator.security.certificates import Certificates
+from coordinator.security.files import FileWatch
 from coordinator.security.guard import Guard
+from coordinator.security.keys import Key
 from coordinator.security.uses import KeyUses
 from coordinator.transport.client import HttpClient
 from coordinator.workers.memory import uses_words
@@ -73,6 +76,10 @@ class Worker:
         self._board = LoadBoard(memory, start.workers, start.slots, start.worker)
         self._metrics = Metrics([family.name for family in FAMILIES])
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
+        self._certificates = Certificates(settings, self._client.peers, "data")
+        self._certificate_files = FileWatch(
+            "watch certificates", self._certificates.files, self._certificates.reread, lambda: settings.tls.reread_s
+        )
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self._metrics, self._tokenizers, start.worker)
         self._halves = self._serving_halves()
@@ -95,6 +102,7 @@ class Worker:
             telemetry,
             max_connections=start.max_connections,
         )
+        self._data.server.tls = self._certificates.context("data")
         self._data.door.guard = Guard(KeyUses(uses_words(memory, start.workers, start.slots), start.worker))
         self._data.dispatcher.elsewhere = self._board.live_elsewhere
         self._data.dispatcher.on_live = self._board.write_live
@@ -118,6 +126,7 @@ class Worker:
             self._say(Failed(error.strerror or str(error)))
             return 1
         self._say(Serving(self._data.server.port))
+        self._certificate_files.start()
         ticking = asyncio.create_task(self._tick(), name="look around")
         try:
             await self._over.wait()
@@ -153,6 +162,7 @@ class Worker:
 
     async def _aclose(self) -> None:
         self._report()
+        await self._certificate_files.aclose()
         await self._data.server.aclose()
         for task in self._detaching:
             task.cancel()
@@ -186,13 +196,21 @@ class Worker:
         elif isinstance(message, View):
             self._see(message)
         elif isinstance(message, Secured):
-            self._data.secure(Settings.model_validate_json(message.settings), message.keys)
+            self._secure(Settings.model_validate_json(message.settings), message.keys)
         elif isinstance(message, AskRecent):
             self._say(seen(self._number, self._recent))
         elif isinstance(message, AskMetrics):
             self._say(Snapshot(message.number, packed(self._metrics)))
         elif isinstance(message, Drain):
             self.drain(message.within_s)
+
+    def _secure(self, settings: Settings, keys: list[Key] | None) -> None:
+        """Go by these keys and certificates."""
+        self._data.secure(settings, keys)
+        try:
+            self._certificates.apply(settings)
+        except ConfigError as error:  # the supervisor could still use the files
+            LOG.error("certificates and keys not read again, those before stay in use: %s", error)
 
     def _see(self, view: View) -> None:
         """Go by another picture of the cluster."""

@@ -1,5 +1,6 @@
 """Clusters of real processes on free ports of the loopback interface."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from dialects import MODEL
 from processes import Coordinator, Fleet, InstanceProcess, Process, Simulator, until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 P = TypeVar("P", bound=Process)
 FAST = {"prefill_ms": 3.0, "decode_ms": 3.0, "prefill_lanes": 4}

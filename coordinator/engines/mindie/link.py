@@ -59,7 +59,7 @@ class DecodeLink(Boxes):
         self._watcher = watcher
         self._settings = settings
         self._on_reopened = on_reopened
-        self._ssl_context = context.ssl_context
+        self._peers = context.client.peers
         self._parser = ResultParser(settings.max_message_bytes)
         self._link: Link | None = None
         self._ended: asyncio.Future[str] | None = None
@@ -141,7 +141,7 @@ class DecodeLink(Boxes):
                 self,
                 connect_s=self._settings.connect_s,
                 head_s=self._settings.head_s,
-                ssl_context=self._ssl_context,
+                peers=self._peers,
             )
         except TransportError as error:
             return False, f"{error.reason} {error.detail}".strip()

@@ -1,7 +1,11 @@
 import asyncio
+import sys
+from pathlib import Path
 
 import pytest
 import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ import pytest
 from scripted_engine import GUARD_S, Engine, chunked, turns, whole
 
 from coordinator.transport import HttpClient, TransportError
+from coordinator.transport.peers import Peer, Peers
 
 
 async def test_request_and_reply(engine, get):
@@ -359,7 +360,8 @@ async def test_https_checks_the_certificate(certificate):
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(*certificate)
     engine = await Engine().listen(ssl=serving)
-    trusting = HttpClient(connect_s=5.0, ssl_context=ssl.create_default_context(cafile=str(certificate[0])))
+    trusted = Peer(ssl.create_default_context(cafile=str(certificate[0])))
+    trusting = HttpClient(connect_s=5.0, peers=Peers(trusted))
     for _ in range(3):
         reply = await trusting.fetch(engine.address, b"POST", "/", [], bytes(100_000), deadline_s=math.inf)
         assert reply.body == b"ok"

@@ -1,0 +1,95 @@
+"""All TLS of one process: of its ports, and towards engines; made anew when settings or files change."""
+
+import logging
+import ssl
+from collections.abc import Iterator
+
+from coordinator.config import ConfigError, Finding, ServerTls, Settings
+from coordinator.security.outbound import OutboundReader, Problem, outbound_files
+from coordinator.security.tls import PortTls, TlsError, files_of, server_context
+from coordinator.transport.peers import Peers
+
+LOG = logging.getLogger("pd_coordinator.security")
+
+
+class Certificates:
+    """Keeps certificates, authorities and engines' keys as their files are.
+
+    Args:
+        settings: name the files.
+        peers: is told how engines are spoken to.
+        ports: those that this process listens on: `data`, `management`.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+
+    def __init__(self, settings: Settings, peers: Peers, *ports: str) -> None:
+        self._settings = settings
+        self._peers = peers
+        self._names = ports
+        self._ports: dict[str, PortTls] = {}
+        for name, context in self._read(settings).items():
+            self._ports[name] = PortTls(context)
+
+    def context(self, port: str) -> ssl.SSLContext | None:
+        """What a port listens with, for as long as the process runs; None: in plain text."""
+        found = self._ports.get(port)
+        return None if found is None else found.context
+
+    def apply(self, settings: Settings) -> None:
+        """Go by these settings; raises ConfigError, and nothing has changed."""
+        contexts = self._read(settings)
+        self._settings = settings
+        for name in self._names:
+            if (name in contexts) is not (name in self._ports):
+                LOG.warning("tls.%s: whether the port has TLS is decided at the start; it stays as it is", name)
+        for name, port in self._ports.items():
+            if name in contexts:
+                port.take(contexts[name])
+
+    def files(self) -> Iterator[str]:
+        """The files that all of this comes from."""
+        for name in self._names:
+            yield from files_of(_of_port(self._settings, name))
+        yield from outbound_files(self._settings)
+
+    def reread(self) -> None:
+        """Read the files again; one that cannot be used changes nothing and is told in the log."""
+        try:
+            self.apply(self._settings)
+        except ConfigError as error:
+            LOG.error("certificates and keys not read again, those before stay in use: %s", error)
+            return
+        LOG.info("certificates and keys of engines read again")
+
+    def _read(self, settings: Settings) -> dict[str, ssl.SSLContext]:
+        """The contexts of the ports; tells how engines are spoken to if nothing is wrong anywhere."""
+        contexts, problems = read_ports(settings, self._names)
+        reader = OutboundReader(settings)
+        outbound = reader.read()
+        if found := [*problems, *reader.problems]:
+            lines = settings.source.lines
+            raise ConfigError(settings.source.name, [Finding(*problem).located(lines) for problem in found])
+        self._peers.take(outbound.default, outbound.of)
+        return contexts
+
+
+def read_ports(settings: Settings, names: tuple[str, ...]) -> tuple[dict[str, ssl.SSLContext], list[Problem]]:
+    """A context for each of these ports that has TLS, and what is wrong with their files."""
+    contexts: dict[str, ssl.SSLContext] = {}
+    problems: list[Problem] = []
+    for name in names:
+        given = _of_port(settings, name)
+        if given.cert_file is None:
+            continue
+        try:
+            contexts[name] = server_context(given)
+        except TlsError as error:
+            problems.append((("tls", name, error.key), error.reason))
+    return contexts, problems
+
+
+def _of_port(settings: Settings, name: str) -> ServerTls:
+    found: ServerTls = getattr(settings.tls, name)
+    return found
