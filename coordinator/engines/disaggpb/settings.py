@@ -13,6 +13,7 @@ from coordinator.wire.disaggpb import MAX_INT32, MAX_MESSAGE_BYTES
 
 MISSING: Final = "the engine disaggpb needs gRPC: pip install 'pd-coordinator[rpc]'"
 FILES: Final = ("ca_file", "cert_file", "key_file")
+TLS_KEYS: Final = (*FILES, "server_name")
 UNSUPPORTED: Final = ("refuse", "ignore")
 _KV_MOST: Final = MAX_MESSAGE_BYTES - (1 << 20)  # ids and lengths are in the same message
 _TOTAL_MOST: Final = 1 << 50
@@ -38,8 +39,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
 }
 """Settings of the engine, which hold for all instances."""
 
-OPTIONS: Final = (*FILES, "server_name", "max_message_bytes")
-"""Keys of an instance; each goes before the setting of the same name."""
+OPTIONS: Final = ("max_message_bytes",)
+"""Keys of an instance besides those that all have; this one and those of TLS go before the settings of their names."""
 
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_kv_bytes": (1024, _KV_MOST),
@@ -100,7 +101,9 @@ def check_settings(given: Mapping[str, object]) -> Mapping[str, object]:
             raise OptionError(key, "unknown key", tuple(DEFAULTS))
         _check(key, value, tuple(DEFAULTS))
     settings = {**DEFAULTS, **given}
-    _check_pair(settings, tuple(DEFAULTS))
+    for one, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
+        if settings[one] and not settings[other]:
+            raise OptionError(one, f"needs {other} beside it", tuple(DEFAULTS))
     if _number(settings, "max_total_kv_bytes") < _number(settings, "max_kv_bytes"):
         key = "max_total_kv_bytes" if "max_total_kv_bytes" in given else "max_kv_bytes"
         raise OptionError(key, "max_total_kv_bytes must not be below max_kv_bytes", tuple(DEFAULTS))
@@ -113,7 +116,6 @@ def check_options(given: Mapping[str, object]) -> Mapping[str, object]:
         if key not in OPTIONS:
             raise OptionError(key, "unknown key", OPTIONS)
         _check(key, value, OPTIONS)
-    _check_pair(given, OPTIONS)
     if importlib.util.find_spec("grpc") is None:
         raise ValueError(MISSING)
     return dict(given)
@@ -122,7 +124,7 @@ def check_options(given: Mapping[str, object]) -> Mapping[str, object]:
 def _check(key: str, value: object, valid: tuple[str, ...]) -> None:
     reason = None
     if value is None:
-        reason = None if key in (*OPTIONS, "kv_bytes_per_token", "kv_layers") else "must not be null"
+        reason = None if key in (*TLS_KEYS, *OPTIONS, "kv_bytes_per_token", "kv_layers") else "must not be null"
     elif key in _RANGES:
         reason = _number_problem(key, value)
     elif key == "keepalive_idle":
@@ -156,12 +158,6 @@ def _file_problem(value: str) -> str | None:
     return None
 
 
-def _check_pair(given: Mapping[str, object], valid: tuple[str, ...]) -> None:
-    for one, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
-        if given.get(one) and not given.get(other):
-            raise OptionError(one, f"needs {other} beside it", valid)
-
-
 def _number(settings: Mapping[str, object], key: str) -> float:
     value: Any = settings[key]
     return float(value)
@@ -179,11 +175,9 @@ def kv_limits(settings: Mapping[str, Any]) -> KvLimits:
 
 
 def channel_settings(settings: Mapping[str, Any], options: Mapping[str, Any]) -> ChannelSettings:
-    """How to speak to one instance, from checked settings and the instance's own keys."""
+    """How to speak to one instance, from checked settings and the instance's own keys, those of TLS among them."""
     limit_bytes = options.get("max_message_bytes") or settings["max_message_bytes"] or MAX_MESSAGE_BYTES
-    tls = {key: options.get(key) or settings[key] for key in (*FILES, "server_name")}
-    if any(options.get(key) for key in ("cert_file", "key_file")):  # a pair belongs together
-        tls.update(cert_file=options["cert_file"], key_file=options["key_file"])
+    tls = {key: options.get(key) or settings[key] for key in TLS_KEYS}
     return ChannelSettings(
         receive_bytes=min(limit_bytes, settings["max_kv_bytes"] + (1 << 20)),
         send_bytes=limit_bytes,

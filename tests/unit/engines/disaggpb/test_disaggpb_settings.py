@@ -99,16 +99,13 @@ def test_settings(key, value, word):
 
 def test_a_certificate_needs_its_key(files):
     for one in ("cert_file", "key_file"):
-        for check in (check_settings, check_options):
-            with pytest.raises(OptionError) as caught:
-                check({one: files[one]})
-            assert caught.value.key == one
+        with pytest.raises(OptionError) as caught:
+            check_settings({one: files[one]})
+        assert caught.value.key == one
 
 
 def test_options_of_an_instance():
-    assert check_options({"max_message_bytes": 4194304, "server_name": "d0"}) == {
-        "max_message_bytes": 4194304, "server_name": "d0",
-    }  # fmt: skip
+    assert check_options({"max_message_bytes": 4194304}) == {"max_message_bytes": 4194304}
     for key in ("max_kv_bytes", "role_name"):
         with pytest.raises(OptionError) as caught:
             check_options({key: 1})
@@ -140,8 +137,8 @@ def test_problems_are_told_with_their_place():
 cluster:
   engine: disaggpb
   instances:
-    - {role: prefill, url: "http://10.0.0.1:1", ca_flie: x}
+    - {role: prefill, url: "http://10.0.0.1:1", max_message_byte: 5}
 """
     with pytest.raises(ConfigError) as caught:
         to_instances(parse(text), lambda engine, given: DisaggpbEngine.options(given))
-    assert "did you mean 'ca_file'" in str(caught.value)
+    assert "did you mean 'max_message_bytes'" in str(caught.value)
