@@ -17,6 +17,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
+from coordinator.renewal import Renewal
 from coordinator.scheduler import Scheduler
 from coordinator.securing import Security
 from coordinator.security.certificates import Certificates
@@ -29,15 +30,16 @@ class OwnWork:
 
     def __init__(self, scheduler: Scheduler, engines: Mapping[str, EngineProtocol]) -> None:
         self._scheduler = scheduler
-        self._holders = [engine for engine in engines.values() if isinstance(engine, KvHolder)]
+        self._engines = engines
         self.dispatcher: Dispatcher | None = None
         self.in_common = scheduler.in_common
 
     def loads(self) -> Iterator[InstanceLoad]:
         """What is on each instance."""
         held = Counter[str]()
-        for holder in self._holders:
-            held.update(holder.pinned())
+        for engine in self._engines.values():
+            if isinstance(engine, KvHolder):
+                held.update(engine.pinned())
         for instance, load in self._scheduler.loads():
             yield InstanceLoad(instance, load.requests, load.blocks, load.pinned, held[instance.id])
 
@@ -61,13 +63,12 @@ class App:
         settings: the configuration.
         access: where finished requests are logged.
         max_connections: clients that may be connected at once; None: no bound.
-        path: the file that `reload` reads again; None: there is none.
+        path: the file that is read again when it has changed; None: there is none.
     """
 
     def __init__(
         self, settings: Settings, access: AccessLog, *, max_connections: int | None = None, path: Path | None = None
     ) -> None:
-        self.settings = settings
         self.metrics = Metrics([family.name for family in FAMILIES])
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
         self._certificates = Certificates(settings, self._client.peers, "data", "management")
@@ -91,7 +92,11 @@ class App:
         self.management.tls = self._certificates.context("management")
         self.data.server.tls = self._certificates.context("data")
         self.security = Security(settings, self.management, self._certificates, self.data.secure, self.metrics)
-        self.control.apply = self.security.apply
+        self.control.reloader.parts.append(self.security.apply)
+        self.renewal = self.control.reloader.renewal = Renewal(
+            settings, self._client, self._tokenizers, self._engines, scheduler=self.scheduler, data=self.data
+        )
+        self._engines.on_new = self.control.welcome
         self.dispatcher = work.dispatcher = self.data.dispatcher
         self.server = self.data.server
         self.scheduler.on_idle = self.cluster.idle
@@ -129,9 +134,14 @@ class App:
             await self.aclose()
             raise
 
-    def reload(self) -> bool:
-        """Read the file again; see ControlPlane.reload."""
-        return self.control.reload()
+    @property
+    def settings(self) -> Settings:
+        """The configuration in force."""
+        return self.control.settings
+
+    def hang_up(self) -> None:
+        """Read the file again, soon; what comes of it is in the log."""
+        self.control.reloader.request()
 
     async def drain(self) -> None:
         """Take no more requests and let live ones end, within `timeouts.drain_s`; then end those that are left."""

@@ -1,5 +1,6 @@
 """What looks after the instances: cluster, management plane, gauges, and reading the configuration again."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -8,11 +9,13 @@ from typing import NamedTuple, Protocol
 
 from coordinator import config
 from coordinator.cluster import Changes, Cluster, HealthSettings
-from coordinator.config import ConfigError, Settings
+from coordinator.config import Settings
 from coordinator.core.abilities import DiscoveringEngine
 from coordinator.core.instance import Instance, Role, State
 from coordinator.core.ports import EngineProtocol
+from coordinator.engines.engine_set import EngineSet
 from coordinator.management import (
+    ConfigCalls,
     Controller,
     EngineMetrics,
     EngineMetricsSettings,
@@ -24,13 +27,13 @@ from coordinator.management import (
 from coordinator.management.live import LiveFeed
 from coordinator.management.page import LivePage
 from coordinator.observability.metrics import Metrics
-from coordinator.parts import DISTRIBUTION, load_settings, validate_options
+from coordinator.parts import DISTRIBUTION, validate_options
+from coordinator.reloading import Reloader
 from coordinator.sight import ClusterSight, Counted
 from coordinator.transport.client import HttpClient
 
 LOG = logging.getLogger("pd_coordinator")
 FROM_FILE = "file"
-APPLIED = ("auth",)  # sections that take effect as a whole
 
 
 class InstanceLoad(NamedTuple):
@@ -120,13 +123,13 @@ class ControlPlane:
         render: makes the text for `/metrics`.
 
     Attributes:
-        apply: takes the parts of a configuration that was read again that are not ours; may raise ConfigError.
+        reloader: reads the configuration again, and knows which one is in force.
     """
 
     def __init__(  # noqa: PLR0913  # the composition root hands over what it has built
         self,
         settings: Settings,
-        engines: Mapping[str, EngineProtocol],
+        engines: EngineSet,
         metrics: Metrics,
         work: Work,
         *,
@@ -135,21 +138,19 @@ class ControlPlane:
         path: Path | None = None,
         render: Callable[[], bytes | Awaitable[bytes]] | None = None,
     ) -> None:
-        self.settings = settings
         self._engines = engines
-        self._path = path
+        self._beginning: set[asyncio.Task[None]] = set()
         self._metrics = metrics
         self.work = work
-        self.apply: Callable[[Settings], None] | None = None
+        self.reloader = Reloader(path, settings, engines, metrics, self._renew)
         self.traffic = Traffic()
         self.cluster = Cluster(
             engines,
-            HealthSettings(**settings.health.model_dump(exclude={"path"})),
+            _health(settings),
             in_flight=work.in_flight,
             log=logging.getLogger("pd_coordinator.cluster"),
         )
-        engine_metrics = EngineMetricsSettings(**settings.metrics.engines.model_dump())
-        self.engine_metrics = EngineMetrics(engine_metrics, client, self.cluster.known, metrics)
+        self.engine_metrics = EngineMetrics(_engine_metrics(settings), client, self.cluster.known, metrics)
         self.stages = StageWatch(self._count_stages)
         about = {"version": version(DISTRIBUTION), "model": settings.cluster.model, "workers": settings.server.workers}
         self.live = LiveFeed(ClusterSight(self.cluster, work, self.stages, counted), about)
@@ -160,7 +161,7 @@ class ControlPlane:
             make_instance=self.make_instance,
             metrics=render or metrics.render,
             controller=Controller(self.cluster, self.make_instance, LoadsById(work), self.traffic),
-            extra=[*LivePage().routes(), *self.live.routes()],
+            extra=[*LivePage().routes(), *self.live.routes(), *ConfigCalls(self.reloader).routes()],
         )
         self.management.engine_metrics = self.engine_metrics.page
         self._declare_gauges()
@@ -169,6 +170,11 @@ class ControlPlane:
         """An instance from keys of the configuration file; raises ValueError with a sentence."""
         return config.instance_from_mapping(given, self.settings, validate_options)
 
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self.reloader.settings
+
     def watch(self) -> None:
         """Begin to look at what is only looked at now and then."""
         self.stages.start()
@@ -176,6 +182,11 @@ class ControlPlane:
 
     async def aclose(self) -> None:
         """Look no more, stop listening, and let the instances go."""
+        await self.reloader.aclose()
+        for task in self._beginning:
+            task.cancel()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
         await self.live.aclose()
         await self.stages.aclose()
         await self.engine_metrics.aclose()
@@ -187,6 +198,19 @@ class ControlPlane:
         for name, engine in self._engines.items():
             if isinstance(engine, DiscoveringEngine):
                 await engine.discover(FoundByEngine(name, self))
+
+    def welcome(self, name: str, engine: EngineProtocol) -> None:
+        """An engine protocol has been added: if it finds instances by itself, it may begin."""
+        if isinstance(engine, DiscoveringEngine):
+            task = asyncio.get_running_loop().create_task(self._discover(name, engine), name=f"discover:{name}")
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _discover(self, name: str, engine: DiscoveringEngine) -> None:
+        try:
+            await engine.discover(FoundByEngine(name, self))
+        except OSError as error:
+            LOG.error("engine %s cannot look for instances: %s", name, error.strerror or error)
 
     # --- gauges
 
@@ -229,38 +253,25 @@ class ControlPlane:
     # --- the file
 
     def take_instances(self, settings: Settings) -> Changes:
-        """Make the instances of the file those of these settings."""
-        changes = self.cluster.replace(FROM_FILE, config.to_instances(settings, validate_options))
+        """Make the instances of the file those of these settings; raises ConfigError."""
+        return self._take(config.to_instances(settings, validate_options))
+
+    def _take(self, instances: Sequence[Instance]) -> Changes:
+        changes = self.cluster.replace(FROM_FILE, instances)
         for instance_id, reason in changes.refused.items():
             LOG.warning("instance %s of the file is not used: %s", instance_id, reason)
         return changes
 
-    def reload(self) -> bool:
-        """Read the file again and take its instances; a faulty file changes nothing and is told in the log."""
-        if self._path is None:
-            return False
-        try:
-            settings = load_settings(self._path)
-            if self.apply is not None:
-                self.apply(settings)
-            changes = self.take_instances(settings)
-        except ConfigError as error:
-            self._metrics.config_reloads.labels("invalid").inc()
-            LOG.error("configuration not reloaded, nothing has changed: %s", error)
-            return False
-        self._metrics.config_reloads.labels("ok").inc()
-        LOG.info(
-            "configuration reloaded: added %s, removed %s, changed %s",
-            *(", ".join(ids) or "none" for ids in (changes.added, changes.removed, changes.changed)),
-        )
-        waiting = sorted(section for section, value in settings if value != getattr(self.settings, section))
-        waiting = [section for section in waiting if section not in APPLIED]
-        if "cluster" in waiting and _but_instances(settings) == _but_instances(self.settings):
-            waiting.remove("cluster")
-        if waiting:
-            LOG.warning("changed sections that take effect at the next start: %s", ", ".join(waiting))
-        return True
+    def _renew(self, settings: Settings, instances: Sequence[Instance]) -> Changes:
+        """Go by other settings; for the reloader."""
+        self.cluster.renew(_health(settings))
+        self.engine_metrics.renew(_engine_metrics(settings))
+        return self._take(instances)
 
 
-def _but_instances(settings: Settings) -> object:
-    return settings.cluster.model_copy(update={"instances": ()})
+def _health(settings: Settings) -> HealthSettings:
+    return HealthSettings(**settings.health.model_dump(exclude={"path"}))
+
+
+def _engine_metrics(settings: Settings) -> EngineMetricsSettings:
+    return EngineMetricsSettings(**settings.metrics.engines.model_dump())

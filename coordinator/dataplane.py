@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from coordinator.api.families import FAMILIES
 from coordinator.api.routes import RouteTable
@@ -42,7 +43,9 @@ class DataPlane:
         self.settings = settings
         cluster = settings.cluster
         self.dispatcher = Dispatcher(scheduler, members, engines, telemetry.metrics, dispatch_limits(settings))
-        names = ModelNames(cluster.model, cluster.model_aliases, listed=members.models, accepted=members.accepts)
+        names = self._names = ModelNames(
+            cluster.model, cluster.model_aliases, listed=members.models, accepted=members.accepts
+        )
         self.door = FrontDoor(
             RouteTable(FAMILIES), self.dispatcher, names, telemetry, door_settings(settings), members.ready_pair
         )
@@ -53,6 +56,17 @@ class DataPlane:
         )
         self.server = HttpServer(
             self.door.handle, limits, logging.getLogger("pd_coordinator.server"), gate=self.door.gate
+        )
+
+    def renew(self, settings: Settings) -> None:
+        """Serve what comes from here on by these; requests that run keep their deadlines."""
+        self.settings = settings
+        self.dispatcher.renew(dispatch_limits(settings))
+        self._names.rename(settings.cluster.model, settings.cluster.model_aliases)
+        self.door.settings = door_settings(settings)
+        limits = settings.limits
+        self.server.limits = replace(
+            self.server.limits, max_body_bytes=limits.max_body_bytes, max_header_bytes=limits.max_header_bytes
         )
 
     def secure(self, settings: Settings, keys: Sequence[Key] | None) -> None:

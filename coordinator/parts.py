@@ -2,8 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,15 +10,15 @@ from coordinator import config
 from coordinator.config import ConfigError, Settings
 from coordinator.config.errors import KeyPath
 from coordinator.core.ids import WireIds
-from coordinator.core.ports import EngineProtocol
 from coordinator.dispatch import DispatchLimits
 from coordinator.engines.context import EngineContext
+from coordinator.engines.engine_set import EngineSet, Habits
 from coordinator.engines.table import ENGINES, HasChecks, HasSettings, load_engine
 from coordinator.frontdoor import DoorSettings
 from coordinator.observability.metrics import Metrics
 from coordinator.policies import POLICY_NAMES, Policies, load_policy
 from coordinator.security.checks import problems as security_problems
-from coordinator.tokens import Tokenizers, missing_extra
+from coordinator.tokens import Loaded, Tokenizers, missing_extra
 from coordinator.transport.client import HttpClient
 
 DISTRIBUTION = "pd-coordinator"
@@ -85,15 +84,27 @@ def make_tokenizers(settings: Settings) -> Tokenizers:
     Raises:
         ConfigError: one cannot be used.
     """
+    tokenizers = Tokenizers()
+    renew_tokenizers(settings, tokenizers)()
+    return tokenizers
+
+
+def renew_tokenizers(settings: Settings, tokenizers: Tokenizers) -> Callable[[], None]:
+    """Load what is not there yet, or has changed; the result, when called, puts it to use. For any thread.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
     cluster = settings.cluster
+    default = Path(cluster.tokenizer) if cluster.tokenizer else None
     of_models = {one.model or cluster.model: Path(one.tokenizer) for one in cluster.instances if one.tokenizer}
-    tokenizers = Tokenizers(Path(cluster.tokenizer) if cluster.tokenizer else None, of_models)
+    loaded: dict[Path, Loaded] = {}
     for folder, path in _tokenizer_folders(settings).items():
         try:
-            tokenizers.load([folder])
+            loaded |= tokenizers.fresh(folder)
         except ValueError as error:
             raise _refused(settings, path, str(error)) from error
-    return tokenizers
+    return lambda: tokenizers.adopt(default, of_models, loaded)
 
 
 def validate_options(engine: str, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -123,24 +134,26 @@ def make_policies(settings: Settings) -> Policies:
 
 def make_engines(
     settings: Settings, client: HttpClient, metrics: Metrics, tokenizers: Tokenizers, worker: int = 0
-) -> dict[str, EngineProtocol]:
+) -> EngineSet:
     """Every engine protocol of the table and of the configuration, by name."""
-    context = EngineContext(
-        client=client,
-        ids=WireIds(worker),
-        metrics=metrics,
-        log=logging.getLogger("pd_coordinator.engines"),
-        connect_s=settings.timeouts.effective.connect_s,
-        health_path=settings.health.path,
-        health_timeout_s=settings.health.timeout_s,
-        tokenizers=tokenizers,
-    )
+    log, habits = logging.getLogger("pd_coordinator.engines"), engine_habits(settings)
+    context = EngineContext(client, WireIds(worker), metrics, log, tokenizers=tokenizers)
+    engines = EngineSet(habits.given_to(context))
+    for name, own in wanted_engines(settings).items():
+        engines.make(name, own)
+    return engines
+
+
+def engine_habits(settings: Settings) -> Habits:
+    """What the configuration says to all engines."""
+    timeouts, health = settings.timeouts.effective, settings.health
+    return Habits(timeouts.connect_s, health.path, health.timeout_s)
+
+
+def wanted_engines(settings: Settings) -> dict[str, Mapping[str, object]]:
+    """The settings of every engine protocol of the table and of the configuration, with their defaults, by name."""
     named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
-    made: dict[str, EngineProtocol] = {}
-    for name in sorted(named | set(ENGINES)):
-        own = engine_settings(name, settings.engines.get(name, {}))
-        made[name] = load_engine(name)(replace(context, settings=own))
-    return made
+    return {name: engine_settings(name, settings.engines.get(name, {})) for name in sorted(named | set(ENGINES))}
 
 
 def settle_memory() -> None:

@@ -56,7 +56,7 @@ async def _serve(settings: Settings, path: Path, logs: Logs) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told)
-    loop.add_signal_handler(signal.SIGHUP, app.reload)
+    loop.add_signal_handler(signal.SIGHUP, app.hang_up)
     try:
         await app.start()
     except OSError as error:

@@ -72,6 +72,12 @@ class Cluster:
         self._any_name = True
         self.view = ClusterView(0)
 
+    def renew(self, health: HealthSettings) -> None:
+        """Check and judge by these settings from here on; what is known about the instances stays."""
+        self._around.health = health
+        for member in self._roster.all():
+            member.renew()
+
     def subscribe(self, listener: Callable[[ClusterView], None]) -> None:
         """Have each view given to `listener`: the present one at once, later ones as they come, synchronously."""
         self._listeners.append(listener)

@@ -46,7 +46,7 @@ class Health:
     """
 
     def __init__(self, settings: HealthSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._reach = _Reach.UNSEEN
         self._reach_reason = "not checked yet"
         self._failures = 0
@@ -84,7 +84,7 @@ class Health:
             return
         self._good += 1
         first = self._reach is _Reach.UNSEEN
-        if first or self._relinked or self._good >= self._settings.recover_after:
+        if first or self._relinked or self._good >= self.settings.recover_after:
             self._reach = _Reach.UP
             self._reach_reason = ""
             self._good = 0
@@ -108,7 +108,7 @@ class Health:
         self._reach_reason = reason
         if self._reach is _Reach.UNSEEN:
             return
-        lost = self._reach is _Reach.LOST or self._failures >= self._settings.fail_after
+        lost = self._reach is _Reach.LOST or self._failures >= self.settings.fail_after
         self._reach = _Reach.LOST if lost else _Reach.DOUBTFUL
 
     def link_up(self) -> None:
@@ -131,9 +131,9 @@ class Health:
         if now_s < self.cools_at_s:
             return
         self._errors += 1
-        if self._errors < (1 if self._trips else self._settings.fail_after):
+        if self._errors < (1 if self._trips else self.settings.fail_after):
             return
-        cool_down_s = self._settings.interval_s * 2.0 ** min(self._trips, DOUBLINGS_CAP)
+        cool_down_s = self.settings.interval_s * 2.0 ** min(self._trips, DOUBLINGS_CAP)
         self.cools_at_s = now_s + min(cool_down_s, COOL_DOWN_CAP_S)
         self._trips += 1
         self._errors = 0

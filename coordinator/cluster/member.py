@@ -17,11 +17,12 @@ HURRY = 0.2  # share of the interval that lies between two checks even when a fa
 DETACH_LIMIT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Surroundings:
     """What all members share.
 
     Attributes:
+        health: how often to check and when to judge; may change.
         changed: called after anything about a member may have changed.
     """
 
@@ -194,6 +195,12 @@ class Member:
         """Attach it and check it from here on, in a task that `leave` or `stop` ends."""
         if self._task is None:
             self._task = asyncio.create_task(self._watch(), name=f"instance:{self.instance.id}")
+
+    def renew(self) -> None:
+        """The settings of health checks have changed: the next one is due by them."""
+        self._health.settings = self._around.health
+        self._due_s = min(self._due_s, self._checked_at_s + self._around.health.interval_s)
+        self._wake.set()
 
     async def leave(self) -> None:
         """Stop checking, then close its links (within 10 s); successors at its place go on after that."""

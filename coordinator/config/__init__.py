@@ -5,6 +5,7 @@
 
 from .address import parse_url
 from .checks import notes, restart_keys
+from .compare import MASK, Change, as_running, changes, shown_settings
 from .errors import ConfigError, Finding, OptionError, Problem
 from .instances import ValidateOptions, instance_from_mapping, to_instances
 from .keyfile import read_keys
@@ -30,8 +31,10 @@ from .source import ENGINES, Known
 
 __all__ = [
     "ENGINES",
+    "MASK",
     "ApiKey",
     "Auth",
+    "Change",
     "Cluster",
     "ConfigError",
     "EngineTls",
@@ -56,6 +59,8 @@ __all__ = [
     "Tls",
     "ValidateOptions",
     "all_keys",
+    "as_running",
+    "changes",
     "instance_from_mapping",
     "load",
     "notes",
@@ -65,5 +70,6 @@ __all__ = [
     "read_secret",
     "restart_keys",
     "schema",
+    "shown_settings",
     "to_instances",
 ]

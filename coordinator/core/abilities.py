@@ -1,6 +1,6 @@
 """What an engine protocol may be able to do besides core.ports.EngineProtocol; each is looked for in its class."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -65,6 +65,23 @@ class PreparingEngine(Protocol):
         """The request with `prepared` and the number of its tokens; as it was where that fails, which `serve` tells.
 
         Called once for each request, before its first placement.
+        """
+        ...
+
+
+@runtime_checkable
+class RenewableEngine(Protocol):
+    """An engine protocol that takes other settings while it serves."""
+
+    @property
+    def renewable(self) -> Collection[str]:
+        """Names of the settings that it can exchange; the others of its section stay until the next start."""
+        ...
+
+    def renew(self, settings: Mapping[str, object]) -> None:
+        """Go by these settings, all of them and validated, and by its context, which has changed as well.
+
+        Requests that run go on as they are. Must not raise: nothing could be undone any more.
         """
         ...
 

@@ -65,9 +65,8 @@ class Dispatcher:
         self._scheduler = scheduler
         self._cluster = cluster
         self._engines = engines
-        self._preparing = tuple(engine for engine in engines.values() if isinstance(engine, PreparingEngine))
         self._metrics = metrics
-        self._limits = limits
+        self.renew(limits)
         self._clock = clock
         self._scopes: set[Scope] = set()
         self._idle = asyncio.Event()
@@ -75,6 +74,11 @@ class Dispatcher:
         self.draining = False
         self.elsewhere: Callable[[], int] | None = None
         self.on_live: Callable[[int], None] | None = None
+
+    def renew(self, limits: DispatchLimits) -> None:
+        """Go by these limits, and by the engines that there are, from here on; what runs goes on."""
+        self._limits = limits
+        self._preparing = tuple(engine for engine in self._engines.values() if isinstance(engine, PreparingEngine))
 
     @property
     def live(self) -> int:

@@ -11,9 +11,12 @@ from coordinator.tokens import Tokenizers
 from coordinator.transport.client import HttpClient
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineContext:
-    """The coordinator's means, as far as engines need them; one per process.
+    """The coordinator's means, as far as engines need them; one per process and engine.
+
+    Times, paths and settings change when the configuration is read again, so they are to be asked for when needed; who
+    keeps something made from them implements core.abilities.RenewableEngine.
 
     Attributes:
         client: opens every HTTP connection to an instance.

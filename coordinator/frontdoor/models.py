@@ -23,10 +23,14 @@ class ModelNames:
         listed: Callable[[], Sequence[str]],
         accepted: Callable[[str | None], bool],
     ) -> None:
-        self._model = model
-        self._aliases = frozenset(aliases)
+        self.rename(model, aliases)
         self._listed = listed
         self._accepted = accepted
+
+    def rename(self, model: str | None, aliases: Sequence[str]) -> None:
+        """Go by these names from here on."""
+        self._model = model
+        self._aliases = frozenset(aliases)
 
     def names(self) -> Sequence[str]:
         """The names for lists: the configured one, else what the instances say."""

@@ -82,11 +82,22 @@ class EngineMetrics:
         self._good: dict[Key, _Good] = {}
         self._asking: dict[Key, asyncio.Task[None]] = {}
         self._round: asyncio.Task[None] | None = None
+        self._started = False
+        self._renewed = asyncio.Event()
 
     def start(self) -> None:
         """Begin to ask, if the settings say so."""
-        if self.settings.scrape:
+        self._started = True
+        if self.settings.scrape and (self._round is None or self._round.done()):
             self._round = asyncio.create_task(self._ask_all(), name="engine metrics")
+
+    def renew(self, settings: EngineMetricsSettings) -> None:
+        """Ask, or ask no more, by these from here on."""
+        self.settings = settings
+        self._filter = Filter(settings.allow)
+        self._renewed.set()
+        if self._started:
+            self.start()
 
     async def aclose(self) -> None:
         """Stop asking; questions that are under way are given up."""
@@ -116,16 +127,27 @@ class EngineMetrics:
                 yield instance, good
 
     async def _ask_all(self) -> None:
-        interval_s = self.settings.interval_s
-        while True:
+        while self.settings.scrape:
+            interval_s = self.settings.interval_s
             instances = {instance.key: instance for instance in self._known()}
             for gone in self._good.keys() - instances.keys():
                 del self._good[gone]
             for instance in instances.values():
                 self._ask(instance)
-                await asyncio.sleep(interval_s / len(instances))
+                if await self._pause(interval_s / len(instances)):
+                    break
             if not instances:
-                await asyncio.sleep(min(interval_s, IDLE_S))
+                await self._pause(min(interval_s, IDLE_S))
+
+    async def _pause(self, pause_s: float) -> bool:
+        """Wait; true: not to the end, since there are other settings."""
+        self._renewed.clear()
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._renewed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _ask(self, instance: Instance) -> None:
         key = instance.key

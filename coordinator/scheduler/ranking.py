@@ -97,8 +97,14 @@ class Seat:
         self.full = False
         self.steady = False
         self.rank: Rank = (tier, 0.0, load.picked, self)
+        self.reprice(pricing)
+
+    def reprice(self, pricing: Pricing) -> None:
+        """Take the rank that it has by this policy."""
+        self.pricing = pricing
+        self.steady = False
         self.refresh()
-        self.steady = pricing.steady and not pricing.policy.accounting.caps(instance.capacity)
+        self.steady = pricing.steady and not pricing.policy.accounting.caps(self.instance.capacity)
 
     def refresh(self) -> bool:
         """Take the rank that belongs to the load as it is. Returns whether the instance was full and is no more."""

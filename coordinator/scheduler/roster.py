@@ -27,6 +27,12 @@ class Roster:
         self._pools: dict[str, Pool] = {}
         self._choices: dict[str | None, tuple[Pool, ...]] = {None: (self._others,)}
 
+    def reprice(self, policies: Policies) -> None:
+        """Rank everybody by other policies; loads and turns stay."""
+        self.pricing = {role: Pricing(policies.of(role)) for role in Role}
+        for seat in self._seats.values():
+            seat.reprice(self.pricing[seat.instance.role])
+
     def stamp(self) -> int:
         """The number of the next pick."""
         return next(self._stamps)

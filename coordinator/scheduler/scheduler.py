@@ -78,6 +78,20 @@ class Scheduler:
             self._take_in(self._shared)
         self._line.regroup()
 
+    def renew(self, policies: Policies | None, *, max_queue: int, fallback: Fallback) -> None:
+        """Go by these from here on; loads, placements and waits stay as they are.
+
+        Args:
+            policies: None: those there are stay, with what they remember.
+            max_queue: whoever waits already goes on, be it too many.
+            fallback: as at the start.
+        """
+        self._fallback = fallback
+        self._line.limit = max_queue
+        if policies is not None:
+            self._roster.reprice(policies)
+        self._line.regroup(reweigh=policies is not None)
+
     def can_serve(self, model: str | None = None) -> bool:
         """Whether the view has a pair or hybrid instance, be it full, for the model; None: for any model."""
         return any(pool.can_serve(self._fallback) for pool in self._roster.pools(model))

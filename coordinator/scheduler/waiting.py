@@ -42,6 +42,9 @@ class WaitingLine:
         weight: what to sort by within a lane, before the order of arrival; the same for all: first come, first served.
         lane_of: the pools that a request may be placed in.
         seek: places a waiting request: a lease, or None if it has to wait on; raises RequestError if it is hopeless.
+
+    Attributes:
+        limit: as given; may change.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class WaitingLine:
         lane_of: Callable[[Request], tuple[Pool, ...]],
         seek: Callable[[Request, frozenset[str]], Lease | None],
     ) -> None:
-        self._limit = limit
+        self.limit = limit
         self._weight = weight
         self._lane_of = lane_of
         self._seek = seek
@@ -85,7 +88,7 @@ class WaitingLine:
             DeadlineExceeded: `schedule`.
             RequestError: what `seek` raised after a change of view.
         """
-        if self._waiting + (0 if self._elsewhere is None else self._elsewhere()) >= self._limit:
+        if self._waiting + (0 if self._elsewhere is None else self._elsewhere()) >= self.limit:
             raise TooManyRequests("too many requests are waiting for an instance")
         left_s = request.deadlines.scheduled_s - now_s
         if left_s <= 0:
@@ -120,11 +123,13 @@ class WaitingLine:
             else:
                 heappop(heads)
 
-    def regroup(self) -> None:
-        """Form the lanes anew and serve them; to be called when the pools have changed."""
+    def regroup(self, *, reweigh: bool = False) -> None:
+        """Form the lanes anew and serve them; to be called when the pools, or (`reweigh`) the weights, have changed."""
         waiters = [entry[2] for lane in self._lanes.values() for entry in lane]
         self._lanes.clear()
         for waiter in waiters:
+            if reweigh:
+                waiter.place = (self._weight(waiter.request), waiter.place[1], waiter)
             self._join(waiter)
         self.serve()
 

@@ -5,8 +5,8 @@ Needs the extra `pd-coordinator[tokens]`, which is imported where a tokenizer is
 
 from .detokenizer import Detokenizer
 from .folder import missing_extra
-from .shelf import Tokenizers
+from .shelf import Loaded, Tokenizers
 from .stops import StopWatch
 from .tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "StopWatch", "Tokenizer", "Tokenizers", "missing_extra"]
+__all__ = ["Detokenizer", "Loaded", "StopWatch", "Tokenizer", "Tokenizers", "missing_extra"]

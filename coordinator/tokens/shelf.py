@@ -1,6 +1,7 @@
 """The tokenizers of a cluster: which one an instance has, and the threads in which they work."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,9 @@ from .tokenizer import Tokenizer
 OPTION: Final = "tokenizer"
 THREADS: Final = 2
 RETRY_S: Final = 30.0
+Stamp = tuple[tuple[str, int, int], ...]
+"""Names, sizes and times of the files in a folder."""
+Loaded = tuple[Tokenizer, Stamp]
 _NO_MODELS: Mapping[str | None, Path] = MappingProxyType({})
 
 
@@ -44,6 +48,7 @@ class Tokenizers:
         self._log = log or logging.getLogger("pd_coordinator.tokens")
         self._clock = clock
         self._loaded: dict[Path, Tokenizer] = {}
+        self._stamps: dict[Path, Stamp] = {}
         self._loading: dict[Path, Future[Tokenizer]] = {}
         self._failed_s: dict[Path, float] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -57,6 +62,25 @@ class Tokenizers:
         for folder in folders:
             if folder not in self._loaded:
                 self._loaded[folder] = Tokenizer.load(folder, self._threads())
+
+    def fresh(self, folder: Path) -> dict[Path, Loaded]:
+        """Load a folder that is not there yet, or whose files have changed; nothing else changes. For any thread.
+
+        Raises:
+            ValueError: it cannot be loaded, in a sentence.
+        """
+        stamp = _stamp(folder)
+        if folder in self._loaded and self._stamps.get(folder, stamp) == stamp:
+            return {}
+        return {folder: (Tokenizer.load(folder, self._threads()), stamp)}
+
+    def adopt(self, default: Path | None, by_model: Mapping[str | None, Path], loaded: Mapping[Path, Loaded]) -> None:
+        """Go by these folders from here on, with what `fresh` has loaded; requests that run keep what they have."""
+        self._default = default
+        self._by_model = dict(by_model)
+        self._failed_s.clear()
+        for folder, (tokenizer, stamp) in loaded.items():
+            self._loaded[folder], self._stamps[folder] = tokenizer, stamp
 
     def of(self, instance: Instance) -> Tokenizer | None:
         """The tokenizer of an instance; None: it has none.
@@ -126,3 +150,12 @@ class Tokenizers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokens")
         return self._pool
+
+
+def _stamp(folder: Path) -> Stamp:
+    """Tells whether the files of a folder have changed; empty for one that cannot be read."""
+    try:
+        stats = sorted((entry.name, entry.stat()) for entry in os.scandir(folder) if entry.is_file())
+    except OSError:
+        return ()
+    return tuple((name, found.st_size, found.st_mtime_ns) for name, found in stats)

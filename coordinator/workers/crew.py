@@ -169,7 +169,7 @@ class Crew:
 
     async def _launch(self, number: int) -> WorkerProcess:
         worker = WorkerProcess(number, self._heard)
-        await worker.start(self._introduction(number), self._board_fd)
+        await worker.start(lambda: self._introduction(number), self._board_fd)
         self._workers[number] = worker
         self._greet(number)
         return worker

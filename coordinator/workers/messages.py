@@ -65,6 +65,19 @@ class AskRecent(_Message):
     """Send what you have just seen."""
 
 
+class Prepare(_Message):
+    """Build what this configuration (JSON) needs, and say when it is there: `Prepared` with the same number."""
+
+    number: int
+    settings: str
+
+
+class Commit(_Message):
+    """Go by the configuration with this number from here on; 0: forget it."""
+
+    number: int
+
+
 class Drain(_Message):
     """Take no new requests, end within `within_s` seconds, then leave. A second one with 0 seconds ends it at once."""
 
@@ -118,6 +131,14 @@ class Requests(_Message):
     output_tokens: int
 
 
+class Prepared(_Message):
+    """The worker can go by the configuration `number`; or the text says why it cannot."""
+
+    worker: int
+    number: int
+    reason: str
+
+
 class Said(_Message):
     """A message for the other half of the engine protocol `engine`; opaque here."""
 
@@ -139,5 +160,5 @@ class Snapshot(_Message):
     data: bytes
 
 
-Down = Start | View | Told | Secured | Drain | AskMetrics | AskRecent
-Up = Serving | Failed | Charge | Credit | Requests | Said | Seen | Snapshot
+Down = Start | View | Told | Secured | Prepare | Commit | Drain | AskMetrics | AskRecent
+Up = Serving | Failed | Charge | Credit | Requests | Prepared | Said | Seen | Snapshot

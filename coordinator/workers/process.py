@@ -43,8 +43,8 @@ class WorkerProcess:
         """The process id; 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
-    async def start(self, start: Start, board_fd: int) -> None:
-        """Start the process and tell it who it is; returns at once.
+    async def start(self, start: Callable[[], Start], board_fd: int) -> None:
+        """Start the process and tell it who it is, as of that moment; returns at once.
 
         Raises:
             OSError: it cannot be started.
@@ -63,7 +63,7 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-        self.say(start)
+        self.say(start())
 
     async def started(self) -> Serving | Failed:
         """Wait until it serves, or says why it cannot; Failed as well if it ended without a word or takes a minute."""

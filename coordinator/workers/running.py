@@ -73,7 +73,7 @@ async def _main(socket_fd: int, board_fd: int) -> int:
     try:
         worker = Worker(start, mmap.mmap(board_fd, 0), channel.send, logs.access, logs.flush)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, worker.leave_alone, settings.timeouts.effective.drain_s)
+        loop.add_signal_handler(signal.SIGTERM, lambda: worker.leave_alone(worker.renewal.drain_s))
         inbox.hand_to(worker)
         return await worker.run()
     finally:

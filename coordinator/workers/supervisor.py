@@ -6,7 +6,6 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from coordinator.api.families import FAMILIES
@@ -15,9 +14,10 @@ from coordinator.controlplane import ControlPlane
 from coordinator.core.abilities import AnsweringEngine
 from coordinator.core.errors import EngineFailed, Side
 from coordinator.core.instance import Instance, State
-from coordinator.core.ports import SplitEngine
+from coordinator.core.ports import EngineProtocol, SplitEngine
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import make_engines, make_tokenizers
+from coordinator.renewal import Renewal
 from coordinator.scheduler import LoadBoard
 from coordinator.securing import Security
 from coordinator.security.certificates import Certificates
@@ -27,8 +27,9 @@ from coordinator.transport.client import HttpClient
 from coordinator.workers.counts import CrewCounts
 from coordinator.workers.crew import Crew
 from coordinator.workers.memory import size_bytes, uses_words
-from coordinator.workers.messages import Charge, Credit, Requests, Said, Secured, Seen, Start, Told, Up
+from coordinator.workers.messages import Charge, Credit, Prepared, Requests, Said, Secured, Seen, Start, Told, Up
 from coordinator.workers.port import ReservedPort
+from coordinator.workers.renewing import CrewRenewal
 from coordinator.workers.slots import Slots
 from coordinator.workers.sums import MetricSums
 from coordinator.workers.views import ViewSender
@@ -43,7 +44,6 @@ class Supervisor:
     """Control plane and workers, from start to stop; the same calls as `app.App`."""
 
     def __init__(self, settings: Settings, *, max_connections: int, path: Path | None = None) -> None:
-        self.settings = settings
         self.port = settings.server.port
         self._max_connections = max_connections
         count = settings.server.workers
@@ -75,10 +75,14 @@ class Supervisor:
         self.crew = Crew(
             self._board_fd, self._board, self._introduction, self._greet, heard=self._heard, bury=self._sums.bury
         )
-        self.crew.on_end = partial(clear_row, uses_words(memory, count, SLOTS))
+        self._uses = uses_words(memory, count, SLOTS)
+        self.crew.on_end = self._ended
         self.management.tls = self._certificates.context("management")
         self.security = Security(settings, self.management, self._certificates, self._secure, self.metrics)
-        self.control.apply = self.security.apply
+        self.control.reloader.parts.append(self.security.apply)
+        self.renewal = self.control.reloader.renewal = Renewal(settings, self._client, self._tokenizers, self._engines)
+        self._renewing = self.control.reloader.processes = CrewRenewal(self.crew)
+        self._engines.on_new = self._welcome
         self._views = ViewSender(
             self.cluster, self._slots, lambda view: self.crew.tell(None, view), lambda: self.crew.acknowledged
         )
@@ -99,8 +103,7 @@ class Supervisor:
             self._reserved = ReservedPort(self.settings.server.host, self.port)
             self.port = self._reserved.port
             for name, engine in self._engines.items():
-                if isinstance(engine, SplitEngine):
-                    engine.own(self._teller(name))
+                self._own(name, engine)
             self.security.start()
             self.control.take_instances(self.settings)
             await self.cluster.start()
@@ -115,9 +118,14 @@ class Supervisor:
             await self.aclose()
             raise
 
-    def reload(self) -> bool:
-        """Read the file again; see ControlPlane.reload."""
-        return self.control.reload()
+    @property
+    def settings(self) -> Settings:
+        """The configuration in force."""
+        return self.control.settings
+
+    def hang_up(self) -> None:
+        """Read the file again, soon; what comes of it is in the log."""
+        self.control.reloader.request()
 
     async def drain(self) -> None:
         """Have every worker drain and end; one that outlives its time is killed."""
@@ -195,6 +203,20 @@ class Supervisor:
         """Tell one worker, or all, whom to let in."""
         self.crew.tell(worker, Secured(settings.model_dump_json(), None if keys is None else list(keys)))
 
+    def _own(self, name: str, engine: EngineProtocol) -> None:
+        if isinstance(engine, SplitEngine):
+            engine.own(self._teller(name))
+
+    def _welcome(self, name: str, engine: EngineProtocol) -> None:
+        """An engine protocol has been added while the workers run."""
+        self._own(name, engine)
+        self.control.welcome(name, engine)
+
+    def _ended(self, number: int) -> None:
+        """A worker has ended while others go on."""
+        clear_row(self._uses, number)
+        self._renewing.ended(number)
+
     def _teller(self, engine: str) -> Callable[[int | None, bytes], None]:
         """Sends an engine's own messages to its halves in the workers."""
         return lambda worker, data: self.crew.tell(worker, Told(engine, data))
@@ -204,6 +226,8 @@ class Supervisor:
             engine = self._engines[message.engine]
             if isinstance(engine, AnsweringEngine):
                 engine.answered(message.data)
+        elif isinstance(message, Prepared):
+            self._renewing.heard(message)
         elif isinstance(message, Requests):
             self.control.traffic.note(message.prompt_bytes, message.output_tokens, message.count)
         elif isinstance(message, Seen):

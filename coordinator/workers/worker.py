@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import ConfigError, Settings
-from coordinator.core.abilities import AnsweringEngine
 from coordinator.core.errors import Draining
 from coordinator.core.instance import Instance
-from coordinator.core.ports import KvHolder, SplitEngine
+from coordinator.core.ports import KvHolder
 from coordinator.dataplane import DataPlane
 from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
@@ -18,6 +17,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
 from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
+from coordinator.renewal import Renewal
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
 from coordinator.security.certificates import Certificates
 from coordinator.security.files import FileWatch
@@ -25,15 +25,17 @@ from coordinator.security.guard import Guard
 from coordinator.security.keys import Key
 from coordinator.security.uses import KeyUses
 from coordinator.transport.client import HttpClient
+from coordinator.workers.halves import Halves
 from coordinator.workers.memory import uses_words
 from coordinator.workers.messages import (
     AskMetrics,
     AskRecent,
+    Commit,
     Down,
     Drain,
     Failed,
+    Prepare,
     Requests,
-    Said,
     Secured,
     Serving,
     Snapshot,
@@ -42,6 +44,7 @@ from coordinator.workers.messages import (
     View,
 )
 from coordinator.workers.mirror import Mirror
+from coordinator.workers.renewing import WorkerRenewal
 from coordinator.workers.sums import packed, seen
 
 LOG = logging.getLogger("pd_coordinator.workers")
@@ -78,11 +81,14 @@ class Worker:
         self._client = HttpClient(connect_s=settings.timeouts.connect_s)
         self._certificates = Certificates(settings, self._client.peers, "data")
         self._certificate_files = FileWatch(
-            "watch certificates", self._certificates.files, self._certificates.reread, lambda: settings.tls.reread_s
+            "watch certificates",
+            self._certificates.files,
+            self._certificates.reread,
+            lambda: self.renewal.settings.tls.reread_s,
         )
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self._metrics, self._tokenizers, start.worker)
-        self._halves = self._serving_halves()
+        self._halves = Halves(self._engines, say)
         self._mirror = Mirror(self._pass_on, self._board)
         self._metrics.add_gauge("kv_pinned_requests", self._read_pinned)
         self._scheduler = Scheduler(
@@ -106,6 +112,11 @@ class Worker:
         self._data.door.guard = Guard(KeyUses(uses_words(memory, start.workers, start.slots), start.worker))
         self._data.dispatcher.elsewhere = self._board.live_elsewhere
         self._data.dispatcher.on_live = self._board.write_live
+        self.renewal = Renewal(
+            settings, self._client, self._tokenizers, self._engines, scheduler=self._scheduler, data=self._data
+        )
+        self._renewing = WorkerRenewal(start.worker, self.renewal, say, lambda: self.leave_alone(self.renewal.drain_s))
+        self._engines.on_new = self._halves.add
         self._requests = self._prompt_bytes = self._output_tokens = 0
         self._detaching: set[asyncio.Task[None]] = set()
         self._drain_s: float | None = None
@@ -162,6 +173,7 @@ class Worker:
 
     async def _aclose(self) -> None:
         self._report()
+        await self._renewing.aclose()
         await self._certificate_files.aclose()
         await self._data.server.aclose()
         for task in self._detaching:
@@ -174,25 +186,12 @@ class Worker:
         await self._client.aclose()
         self._say(Snapshot(0, packed(self._metrics)))
 
-    def _serving_halves(self) -> dict[str, SplitEngine]:
-        """The engine protocols whose streams the supervisor holds, made to follow it."""
-        halves: dict[str, SplitEngine] = {}
-        for name, engine in self._engines.items():
-            if isinstance(engine, SplitEngine):
-                halves[name] = engine
-                engine.follow()
-                if isinstance(engine, AnsweringEngine):
-                    engine.answer_with(self._sayer(name))
-        return halves
-
     # --- from the supervisor
 
     def take(self, message: Down) -> None:
         """Do what the supervisor says; hot for `Told`."""
         if isinstance(message, Told):
-            half = self._halves.get(message.engine)
-            if half is not None:
-                half.told(message.data)
+            self._halves.told(message)
         elif isinstance(message, View):
             self._see(message)
         elif isinstance(message, Secured):
@@ -201,6 +200,8 @@ class Worker:
             self._say(seen(self._number, self._recent))
         elif isinstance(message, AskMetrics):
             self._say(Snapshot(message.number, packed(self._metrics)))
+        elif isinstance(message, Prepare | Commit):
+            self._renewing.take(message)
         elif isinstance(message, Drain):
             self.drain(message.within_s)
 
@@ -253,10 +254,6 @@ class Worker:
         """Tell how an instance does; the supervisor's log may say so at once, and ours should not lag behind."""
         self._say(message)
         self._flush()
-
-    def _sayer(self, engine: str) -> Callable[[bytes], None]:
-        """Sends an engine's own messages to its half in the supervisor."""
-        return lambda data: self._say(Said(engine, data))
 
     def _read_pinned(self) -> Iterator[tuple[tuple[str], int]]:
         """Ended requests whose KV is still to be released; what live ones keep is on the board."""

@@ -119,6 +119,11 @@ class KvBudget:
         known = self.limits.bytes_per_token is not None or kind in self._per_token
         return self.estimate_bytes(kind, tokens) if known else 0
 
+    def renew(self, limits: KvLimits) -> None:
+        """Go by these limits; what is given away stays given, and whoever waits may have what is free by them."""
+        self.limits = limits
+        self._serve()
+
     # --- for rooms
 
     async def grow(self, room: "Room", more_bytes: int) -> None:

@@ -15,7 +15,14 @@ from coordinator.engines.disaggpb.asking import read_request
 from coordinator.engines.disaggpb.budget import KvBudget, Room
 from coordinator.engines.disaggpb.kv import KvBuffer, LayerCounts, Payload
 from coordinator.engines.disaggpb.legs import DecodeLeg, Job, fetch_kv, packed
-from coordinator.engines.disaggpb.settings import MISSING, channel_settings, check_options, check_settings, kv_limits
+from coordinator.engines.disaggpb.settings import (
+    MISSING,
+    RENEWABLE,
+    channel_settings,
+    check_options,
+    check_settings,
+    kv_limits,
+)
 from coordinator.engines.http_leg import side_of
 from coordinator.engines.token_answers import TokenAnswers
 
@@ -25,6 +32,8 @@ if TYPE_CHECKING:  # the module needs gRPC, which need not be there
 
 class DisaggpbEngine:
     """Engine protocol `disaggpb` (zerfoo): implements core.ports.EngineProtocol."""
+
+    renewable = RENEWABLE
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -46,6 +55,11 @@ class DisaggpbEngine:
     def options(given: Mapping[str, object]) -> Mapping[str, object]:
         """Validate an instance's keys; gRPC must be installed where there is one."""
         return check_options(given)
+
+    def renew(self, settings: Mapping[str, object]) -> None:
+        """Take requests in by these limits from here on; what has been given away stays given."""
+        self._settings = dict(settings)
+        self.budget.renew(kv_limits(self._settings))
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Make a channel and begin to connect."""

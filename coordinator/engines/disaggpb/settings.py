@@ -39,6 +39,11 @@ DEFAULTS: Final[Mapping[str, object]] = {
 }
 """Settings of the engine, which hold for all instances."""
 
+RENEWABLE: Final = (
+    "kv_bytes_per_token", "kv_queue", "kv_wait_s", "max_total_kv_bytes", "max_new_tokens", "unsupported"
+)  # fmt: skip
+"""Settings that can be exchanged while requests run; channels keep those that they were opened with."""
+
 OPTIONS: Final = ("max_message_bytes",)
 """Keys of an instance besides those that all have; this one and those of TLS go before the settings of their names."""
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from coordinator.core.errors import BadRequest, EngineFailed
 from coordinator.core.instance import Instance, Role
@@ -18,6 +19,7 @@ from coordinator.engines.microserving.handoff import Handoff
 from coordinator.engines.microserving.means import Means
 from coordinator.engines.microserving.settings import (
     ROUND_ROBIN,
+    SETTINGS,
     MicroservingSettings,
     checked_options,
     checked_settings,
@@ -38,6 +40,8 @@ PAUSES_S = (0.0, 0.0, 0.1, 0.3, 1.0)
 
 class MicroservingEngine:
     """Engine protocol `microserving`: implements core.ports.EngineProtocol."""
+
+    renewable = SETTINGS
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -65,6 +69,12 @@ class MicroservingEngine:
     def settings(given: Mapping[str, object]) -> Mapping[str, object]:
         """Validate the settings and fill in the defaults."""
         return checked_settings(given)
+
+    def renew(self, settings: Mapping[str, object]) -> None:
+        """Serve the requests that begin from here on by these."""
+        self._settings = settings_of(settings)
+        self._means.errands.within_s = self._settings.cleanup_s
+        self._means = replace(self._means, settings=self._settings)
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Nothing stands open between requests; an instance that lacks what the mode needs is not linked."""

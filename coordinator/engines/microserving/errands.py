@@ -54,6 +54,7 @@ class Errands:
         within_s: how long the call that frees one may take.
 
     Attributes:
+        within_s: as given; may change.
         sending_s: how long prefill may go on writing into a reservation before it is freed all the same.
         late_answer_s: how long an answer to prep_recv is waited for that nobody else waits for.
         linger_s: from a request's arrival at an engine to its being read, at most.
@@ -65,7 +66,7 @@ class Errands:
         self._client = client
         self._log = log
         self._on_result = on_result
-        self._within_s = within_s
+        self.within_s = within_s
         self.sending_s = SENDING_S
         self.late_answer_s = LATE_ANSWER_S
         self.linger_s = LINGER_S
@@ -107,7 +108,7 @@ class Errands:
 
     def part(self, stream: Stream) -> None:
         """Close a stream that was left before its head: the engine must have read the request first."""
-        self._parting[stream] = asyncio.get_running_loop().call_later(self._within_s, self.close, stream)
+        self._parting[stream] = asyncio.get_running_loop().call_later(self.within_s, self.close, stream)
 
     def close(self, stream: Stream) -> None:
         """Close a stream now, parting or not."""
@@ -169,7 +170,7 @@ class Errands:
         sink = _Head()
         stream: Stream | None = None
         try:
-            async with asyncio.timeout(self._within_s):
+            async with asyncio.timeout(self.within_s):
                 address = reservation.decode.address
                 stream = await self._client.open_stream(
                     address, b"POST", GENERATE, reservation.headers, reservation.body, sink=sink, retry_stale=False

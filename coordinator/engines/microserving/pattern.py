@@ -2,8 +2,9 @@
 
 import inspect
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
@@ -39,6 +40,11 @@ class PatternEngine(MicroservingEngine):
         super().__init__(context)
         alone = self._settings.mode == ROUND_ROBIN
         self._around = Surroundings(self._means, {}, alone=alone)
+
+    def renew(self, settings: Mapping[str, object]) -> None:
+        """Run patterns that begin from here on by these settings."""
+        super().renew(settings)
+        self._around = replace(self._around, means=self._means, alone=self._settings.mode == ROUND_ROBIN)
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
         """Run one attempt of the pattern.

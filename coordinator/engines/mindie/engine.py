@@ -40,7 +40,7 @@ class MindieEngine:
         self._context = context
         self._client = context.client
         self._ids = context.ids
-        self._link_settings = LinkSettings(connect_s=context.connect_s)
+        self._link_settings = LinkSettings()
         aborts = context.metrics.aborts
         self._late_frames = context.metrics.late_frames.labels()
         self._stops = Stops(context.client, context.log, on_result=lambda result: aborts.labels(result).inc())

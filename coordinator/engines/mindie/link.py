@@ -27,7 +27,6 @@ class LinkSettings:
     evicted_pause_s: another coordinator has taken the stream; taking it back at once would never end.
     """
 
-    connect_s: float = 5.0
     head_s: float = 10.0
     silence_s: float = 30.0
     first_pause_s: float = 0.1
@@ -58,6 +57,7 @@ class DecodeLink(Boxes):
         self._number = office.number() if office is not None else 0
         self._watcher = watcher
         self._settings = settings
+        self._context = context
         self._on_reopened = on_reopened
         self._peers = context.client.peers
         self._parser = ResultParser(settings.max_message_bytes)
@@ -139,7 +139,7 @@ class DecodeLink(Boxes):
                 "/dresult",
                 HEADERS,
                 self,
-                connect_s=self._settings.connect_s,
+                connect_s=self._context.connect_s,
                 head_s=self._settings.head_s,
                 peers=self._peers,
             )

@@ -46,11 +46,14 @@ class EngineCalls:
 
     Args:
         call_s: how long a call may take.
+
+    Attributes:
+        call_s: as given; may change.
     """
 
     def __init__(self, client: HttpClient, call_s: float) -> None:
         self._client = client
-        self._call_s = call_s
+        self.call_s = call_s
 
     async def link(self, initiator: Info, peer: Info) -> None:
         """Have an instance open its KV link to another.
@@ -95,7 +98,7 @@ class EngineCalls:
             raise refusal(instance, reply.status, reply.headers, reply.body)
 
     async def _post(self, address: Address, target: str, body: bytes, deadline_s: float | None = None) -> Reply:
-        limit_s = time.monotonic() + self._call_s
+        limit_s = time.monotonic() + self.call_s
         return await self._client.fetch(
             address,
             b"POST",

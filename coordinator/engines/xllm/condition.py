@@ -36,11 +36,15 @@ class Condition:
         self.leased = True
         self.given_up = False
         self.state = State.ACTIVE
-        self._silence_s = silence_s
-        self._suspect_s = suspect_s
+        self.judge_by(silence_s, suspect_s)
         self._heard_s = now_s
         self._ever_heard = False
         self._since_s = now_s
+
+    def judge_by(self, silence_s: float, suspect_s: float) -> None:
+        """Go by these times from the next `tick` on."""
+        self._silence_s = silence_s
+        self._suspect_s = suspect_s
 
     @property
     def usable(self) -> bool:

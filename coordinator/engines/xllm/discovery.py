@@ -69,6 +69,13 @@ class Discovery:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
+    def renew(self, settings: XllmSettings) -> None:
+        """Judge silences, and choose roles, by these settings."""
+        self._settings = settings
+        self._mixing.renew(settings)
+        for entry in self._entries.values():
+            entry.condition.judge_by(settings.heartbeat_timeout_s, settings.suspect_s)
+
     def start(self) -> None:
         """Look at times from here on."""
         self._task = asyncio.get_running_loop().create_task(self._tick(), name="xLLM instances")

@@ -43,6 +43,8 @@ HEALTH_PATH = "/health"
 class XllmEngine:
     """Engine protocol `xllm`: implements core.ports.EngineProtocol."""
 
+    renewable = settings.RENEWABLE
+
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._client = context.client
@@ -75,6 +77,13 @@ class XllmEngine:
     def settings(given: Mapping[str, object]) -> Mapping[str, object]:
         """Validate the section `engines.xllm`."""
         return settings.read_settings(given)
+
+    def renew(self, given: Mapping[str, object]) -> None:
+        """Wait and judge by these from here on."""
+        self._settings = settings.settings_of(given)
+        self._calls.call_s = self._settings.call_timeout_s
+        if self._discovery is not None:
+            self._discovery.renew(self._settings)
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Link an instance with those that it needs; it can be used once that is done."""

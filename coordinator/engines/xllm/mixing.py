@@ -17,11 +17,15 @@ class Mixing:
     """Gives roles, and changes one at a time."""
 
     def __init__(self, settings: XllmSettings, host: Host, log: logging.Logger) -> None:
-        self._targets = Targets(settings.target_ttft_ms, settings.target_tpot_ms)
+        self.renew(settings)
         self._host = host
         self._log = log
         self._roles: dict[str, Role] = {}
         self._rest = 0
+
+    def renew(self, settings: XllmSettings) -> None:
+        """Have these targets."""
+        self._targets = Targets(settings.target_ttft_ms, settings.target_tpot_ms)
 
     def update(self, names: Iterable[str], others: Mapping[str, Role]) -> None:
         """These are the MIX instances, beside others whose roles are their own."""

@@ -43,6 +43,10 @@ class XllmSettings:
 
 
 KEYS = tuple(one.name for one in fields(XllmSettings) if one.name != "etcd_login")
+RENEWABLE = (
+    "heartbeat_timeout_s", "suspect_s", "call_timeout_s", "order_wait_s", "target_ttft_ms", "target_tpot_ms"
+)  # fmt: skip
+"""Those that can be exchanged while requests run."""
 
 
 def read_settings(given: Mapping[str, object]) -> Mapping[str, object]:

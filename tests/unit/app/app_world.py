@@ -63,6 +63,14 @@ class Process:
         async with self.session.request(method, url, data=body, timeout=aiohttp.ClientTimeout(10)) as reply:
             return reply.status, reply.headers, await reply.read()
 
+    async def reload(self):
+        """Have the file read again; whether it is in force."""
+        try:
+            await self.app.control.reloader.reload()
+        except config.ConfigError:
+            return False
+        return True
+
     async def ready(self):
         await until(lambda: self.app.cluster.ready_pair()[0])
 

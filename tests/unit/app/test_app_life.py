@@ -118,7 +118,7 @@ class TestReload:
         async with Process(given, path) as process:
             await process.ready()
             self.write(path, document(entry("h0", fake), entry("h2")))
-            assert process.app.reload()
+            assert await process.reload()
             assert process.ids() == ["h0", "h2"]
             assert (await process.call(CHAT, BODY))[0] == 200
             assert process.app.metrics.config_reloads.labels("ok").value == 1
@@ -132,7 +132,7 @@ class TestReload:
             await process.ready()
             version = process.app.cluster.view.version
             for _ in range(3):
-                assert process.app.reload()
+                assert await process.reload()
             assert process.app.cluster.view.version == version
 
     @pytest.mark.parametrize(
@@ -149,35 +149,37 @@ class TestReload:
             else:
                 path.write_text(text)
             caplog.clear()
-            assert not process.app.reload()
-            assert [record.levelname for record in caplog.records] == ["ERROR"]
+            assert not await process.reload()
+            assert [record.levelname for record in caplog.records if record.levelno > logging.INFO] == ["ERROR"]
             assert process.app.metrics.config_reloads.labels("invalid").value == 1
             assert process.ids() == ["h0"]
             assert (await process.call(CHAT, BODY))[0] == 200
             # and a good one is taken afterwards
             self.write(path, document(entry("h0", fake), entry("h1")))
-            assert process.app.reload()
+            assert await process.reload()
             assert process.ids() == ["h0", "h1"]
 
     async def test_a_file_that_is_gone(self, path, fake):
         async with Process(document(entry("h0", fake)), path) as process:
-            assert not process.app.reload()
+            assert not await process.reload()
             assert process.ids() == ["h0"]
 
     async def test_without_a_file(self, fake):
         async with Process(document(entry("h0", fake))) as process:
-            assert not process.app.reload()
+            assert not await process.reload()
             assert process.ids() == ["h0"]
 
     async def test_what_waits_for_the_next_start_is_named(self, path, fake, caplog):
         async with Process(document(entry("h0", fake)), path) as process:
-            self.write(path, document(entry("h0", fake), limits={"max_requests": 7}, server={"route_headers": True}))
-            assert process.app.reload()
+            port = process.app.port
+            self.write(path, document(entry("h0", fake), limits={"max_requests": 7}, server={"port": 7, "workers": 2}))
+            assert await process.reload()
             warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-            assert len(warnings) == 1
-            assert "limits" in warnings[0]
-            assert "server" in warnings[0]
-            assert "cluster" not in warnings[0]
+            assert warnings == ["changed settings that take effect at the next start: server.port, server.workers"]
+            assert process.app.settings.server.workers == 1
+            assert process.app.settings.limits.max_requests == 7
+            assert (await process.call(CHAT, BODY))[0] == 200
+            assert process.app.port == port
 
     async def test_running_requests_are_unharmed(self, path, fake):
         gate = asyncio.Event()
@@ -192,7 +194,7 @@ class TestReload:
             asking = asyncio.create_task(process.call(CHAT, BODY), name="asking")
             await until(lambda: fake.calls)
             self.write(path, document(entry("h1")))
-            assert process.app.reload()
+            assert await process.reload()
             assert process.ids() == ["h1"]
             gate.set()
             status, _, body = await asking

@@ -12,6 +12,7 @@ from token_folders import write_folder
 from coordinator import parts
 from coordinator.config import ConfigError, Settings
 from coordinator.core.instance import Address, Instance, Role
+from coordinator.engines import engine_set
 from coordinator.observability.metrics import Metrics
 from coordinator.transport.client import HttpClient
 
@@ -77,7 +78,8 @@ async def test_engines_are_given_them(monkeypatch):
             given.append(context.tokenizers)
 
     monkeypatch.setattr(parts, "ENGINES", {"mindie": Engine})
-    monkeypatch.setattr(parts, "load_engine", lambda name: Engine)
+    monkeypatch.setattr(engine_set, "load_engine", lambda name: Engine)
+    monkeypatch.setattr(parts, "engine_settings", lambda name, given: given)
     settings = Settings()
     tokenizers = parts.make_tokenizers(settings)
     client = HttpClient(connect_s=1.0)

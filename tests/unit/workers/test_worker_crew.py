@@ -35,7 +35,7 @@ class Fake:
             Fake.refusals -= 1
             Fake.made.remove(self)
             raise OSError(11, "Resource temporarily unavailable")
-        self.start_message = start
+        self.start_message = start()
         self.serving = True
 
     async def started(self):
