@@ -47,9 +47,11 @@ async def extras_of(engine: str, stack: contextlib.AsyncExitStack) -> Extras:
     """
     if engine == "microserving":
         return Extras(arguments=("--set", f"world=demo-{os.getpid()}"))
+    if engine == "disaggpb":
+        folder = await _tokenizer_folder(engine, stack)
+        return Extras(arguments=("--max-message-bytes", "-1"), cluster={"tokenizer": folder})
     if engine == "xllm":
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pd-coordinator-demo-"))
-        await _write_tokenizer(folder)
+        folder = await _tokenizer_folder(engine, stack)
         port = _free_port()
         return Extras(
             arguments=("--service", f"{HOST}:{port}"),
@@ -66,8 +68,10 @@ def _xllm_keys(line: str, number: int) -> dict[str, object]:
     return {**address, "cluster_ids": [number + 1], "addrs": [HOST], "ports": [1]}
 
 
-async def _write_tokenizer(folder: str) -> None:
-    command = [sys.executable, "-m", "coordinator", "instance", "--engine", "xllm", "--role", "prefill", "--port", "0"]
+async def _tokenizer_folder(engine: str, stack: contextlib.AsyncExitStack) -> str:
+    """The tokenizer of an engine's simulated instances, which is removed with `stack`."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pd-coordinator-demo-"))
+    command = [sys.executable, "-m", "coordinator", "instance", "--engine", engine, "--role", "prefill", "--port", "0"]
     process = await asyncio.create_subprocess_exec(
         *command, "--write-tokenizer", folder,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
@@ -77,6 +81,7 @@ async def _write_tokenizer(folder: str) -> None:
     if process.returncode:
         words = said.decode("utf-8", "replace").strip().splitlines()
         raise RuntimeError(f"the tokenizer cannot be written: {words[-1] if words else 'no word'}")
+    return folder
 
 
 def _free_port() -> int:

@@ -88,6 +88,9 @@ def offered_calls(engine: str, model: str, url: str, management_url: str) -> lis
     if engine in TEXT_ONLY:
         del lines[0]
     native = {
+        "disaggpb": [
+            ("disaggpb", f'curl -N {url}/v1/completions -d \'{{"token_ids":[5,6,7],"max_new_tokens":8}}\''),
+        ],
         "sglang": [("SGLang", f'curl {url}/generate -d \'{{"text":"Hello"}}\'')],
         "mindie": [
             ("TGI", f'curl -N {url}/generate_stream -d \'{{"inputs":"Hello"}}\''),
