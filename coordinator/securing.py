@@ -48,13 +48,10 @@ class Security:
         Raises:
             ConfigError: a file cannot be used; nothing has changed.
         """
-        before, self.settings = self.settings, settings
-        try:
-            self._certificates.apply(settings)
-            self._keeper.apply(settings.auth)
-        except BaseException:
-            self.settings = before
-            raise
+        steps = (self._certificates.prepare(settings), self._keeper.prepare(settings.auth))
+        self.settings = settings
+        for step in steps:
+            step()
         self._screen.open_metrics = settings.auth.open_metrics
         self._screen.proxies = TrustedProxies(settings.server.trusted_proxies)
 

@@ -1,6 +1,7 @@
 """Who may manage, and a line in the log of what each caller did."""
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from aiohttp import web
@@ -22,6 +23,8 @@ METRICS = ("/metrics", "/metrics/engines")
 UNAUTHORIZED = 401
 FORBIDDEN = 403
 
+_PATTERN = re.compile(r":[^{}]+}")  # of a template's name; what a route is called has it no more
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -35,7 +38,7 @@ class Screen:
 
     def __init__(self, open_paths: Collection[str], polled: Collection[str]) -> None:
         """Args: `open_paths`: routes that need no key; `polled`: those that are called over and over."""
-        self._open = frozenset(open_paths)
+        self._open = frozenset(_PATTERN.sub("}", path) for path in open_paths)
         self._polled = frozenset(polled)
         self._ring: Keyring | None = None
         self.proxies = TrustedProxies()

@@ -2,10 +2,11 @@
 
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from coordinator.config import ConfigError, Finding, ServerTls, Settings
-from coordinator.security.outbound import OutboundReader, Problem, outbound_files
+from coordinator.security.outbound import Outbound, OutboundReader, Problem, outbound_files
 from coordinator.security.tls import PortTls, TlsError, files_of, server_context
 from coordinator.transport.peers import Peers
 
@@ -29,8 +30,10 @@ class Certificates:
         self._peers = peers
         self._names = ports
         self._ports: dict[str, PortTls] = {}
-        for name, context in self._read(settings).items():
+        contexts, outbound = self._read(settings)
+        for name, context in contexts.items():
             self._ports[name] = PortTls(context)
+        peers.take(*outbound)
 
     def context(self, port: str) -> ssl.SSLContext | None:
         """What a port listens with, for as long as the process runs; None: in plain text."""
@@ -39,7 +42,13 @@ class Certificates:
 
     def apply(self, settings: Settings) -> None:
         """Go by these settings; raises ConfigError, and nothing has changed."""
-        contexts = self._read(settings)
+        self.prepare(settings)()
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Read all files that these settings name; the result, when called, goes by them. Raises ConfigError."""
+        return partial(self._take, settings, *self._read(settings))
+
+    def _take(self, settings: Settings, contexts: Mapping[str, ssl.SSLContext], outbound: Outbound) -> None:
         self._settings = settings
         for name in self._names:
             if (name in contexts) is not (name in self._ports):
@@ -47,6 +56,7 @@ class Certificates:
         for name, port in self._ports.items():
             if name in contexts:
                 port.take(contexts[name])
+        self._peers.take(*outbound)
 
     def files(self) -> Iterator[str]:
         """The files that all of this comes from."""
@@ -63,16 +73,15 @@ class Certificates:
             return
         LOG.info("certificates and keys of engines read again")
 
-    def _read(self, settings: Settings) -> dict[str, ssl.SSLContext]:
-        """The contexts of the ports; tells how engines are spoken to if nothing is wrong anywhere."""
+    def _read(self, settings: Settings) -> tuple[dict[str, ssl.SSLContext], Outbound]:
+        """The contexts of the ports, and how engines are spoken to."""
         contexts, problems = read_ports(settings, self._names)
         reader = OutboundReader(settings)
         outbound = reader.read()
         if found := [*problems, *reader.problems]:
             lines = settings.source.lines
             raise ConfigError(settings.source.name, [Finding(*problem).located(lines) for problem in found])
-        self._peers.take(outbound.default, outbound.of)
-        return contexts
+        return contexts, outbound
 
 
 def read_ports(settings: Settings, names: tuple[str, ...]) -> tuple[dict[str, ssl.SSLContext], list[Problem]]:

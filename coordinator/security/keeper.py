@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from coordinator.config import Auth, ConfigError
+from coordinator.config import ApiKey, Auth, ConfigError
 from coordinator.security.keys import Key
 from coordinator.security.places import KeyPlaces, data_keys, management_keys
 
@@ -31,12 +32,20 @@ class KeyKeeper:
         self._management_on = False
 
     def apply(self, auth: Auth) -> None:
-        """Go by these settings. A port that needs a key needs one until the process ends, whatever comes.
+        """Go by these settings; raises ConfigError, and nothing has changed."""
+        self.prepare(auth)()
+
+    def prepare(self, auth: Auth) -> Callable[[], None]:
+        """Read the keys that these settings name; the result, when called, goes by them.
+
+        A port that needs a key needs one until the process ends, whatever comes.
 
         Raises:
-            ConfigError: a file with keys cannot be used; nothing has changed.
+            ConfigError: a file with keys cannot be used.
         """
-        given, managing = data_keys(auth), management_keys(auth)
+        return partial(self._go_by, auth, data_keys(auth), management_keys(auth))
+
+    def _go_by(self, auth: Auth, given: Sequence[ApiKey] | None, managing: Sequence[Key] | None) -> None:
         self._auth = auth
         if given is None and self.keys is not None:
             LOG.warning("auth has no keys any more: nobody may call; from the next start everybody may")
