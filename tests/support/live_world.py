@@ -65,13 +65,13 @@ class FixedSight:
 class BusySight:
     """A cluster under load that a seed decides upon, another moment with each look."""
 
-    def __init__(self, prefill=4, decode=8, *, seed=1, rate=40):
+    def __init__(self, prefill=4, decode=8, *, seed=1, rate=40, days_s=1_795_993_800.0):
         self.rng = random.Random(seed)
         self.names = {"prefill": [f"p{i}" for i in range(prefill)], "decode": [f"d{i}" for i in range(decode)]}
         self.rate = rate
         self.states = {}
         self.metrics = Metrics(["openai"])
-        self.days_s = 1_795_993_800.0
+        self.days_s = days_s
         self.recent = Recent(lambda: self.days_s)
         self.number = 0
 

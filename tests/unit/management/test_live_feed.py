@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+from engine_world import until
 from live_world import FixedSight, row
 
 from coordinator.management import live
@@ -55,12 +56,6 @@ async def events(reply, count):
     return found
 
 
-async def eventually(check):
-    async with asyncio.timeout(WITHIN_S):
-        while not check():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_picture_then_what_changes(session, url, sight):
     async with session.get(url) as reply:
         assert reply.status == 200
@@ -78,7 +73,7 @@ async def test_nothing_is_looked_at_unless_somebody_listens(session, url, sight,
     assert sight.looks == 0
     async with session.get(url) as reply:
         await events(reply, 1)
-    await eventually(lambda: feed.listeners == 0)
+    await until(lambda: feed.listeners == 0)
     assert feed._task is None
     seen = sight.looks
     await asyncio.sleep(0)
@@ -113,7 +108,7 @@ async def test_there_is_a_bound(session, url, feed):
         async with session.get(url) as reply:
             assert reply.status == 503
             assert "listen" in (await reply.json())["error"]
-    await eventually(lambda: feed.listeners == 0)
+    await until(lambda: feed.listeners == 0)
     async with session.get(url) as reply:
         assert reply.status == 200
 
@@ -124,7 +119,7 @@ async def test_a_fault_is_logged_once_and_the_feed_goes_on(session, url, sight, 
         await events(reply, 1)
         sight.error = RuntimeError("odd")
         looks = sight.looks
-        await eventually(lambda: sight.looks >= looks + 3)
+        await until(lambda: sight.looks >= looks + 3)
         sight.error = None
         ((kind, _),) = await events(reply, 1)
         assert kind == "tick"
@@ -162,9 +157,9 @@ async def test_who_reads_nothing_is_let_go(url, feed, sight, monkeypatch):
     host, port = url.removeprefix("http://").partition("/")[0].split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     writer.write(b"GET /v1/live HTTP/1.1\r\nHost: a\r\n\r\n")
-    await eventually(lambda: feed.listeners == 1)
+    await until(lambda: feed.listeners == 1)
     writer.transport.pause_reading()
-    await eventually(lambda: feed.listeners == 0)
+    await until(lambda: feed.listeners == 0)
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
