@@ -34,8 +34,11 @@ class Members:
 class World:
     """So many fake workers, an engine and a dispatcher; closed and checked at the end of the block."""
 
-    def __init__(self, prefills=1, decodes=1, *, attempts=3, settings=None, options=None, workers=None, **more):
-        self.names = [f"p{i}" for i in range(prefills)] + [f"d{i}" for i in range(decodes)]
+    def __init__(
+        self, prefills=1, decodes=1, *, hybrids=0, attempts=3, settings=None, options=None, workers=None, **more
+    ):
+        numbers = {"p": prefills, "d": decodes, "h": hybrids}
+        self.names = [f"{role}{i}" for role, number in numbers.items() for i in range(number)]
         self.workers = {name: FakeWorker() for name in self.names} | (workers or {})
         self.options = options or {}
         self.context = context(settings=settings or {}, **more)

@@ -517,6 +517,25 @@ async def test_memory_that_does_not_become_free():
         await ended(first)
 
 
+@pytest.mark.parametrize("how", ["leaves", "deadline"])
+async def test_a_wait_for_memory_ends_with_its_request(how):
+    settings = {"max_kv_bytes": 100_000, "max_total_kv_bytes": 100_000}
+    async with World(settings=settings) as world:
+        world.script(hangs())
+        first = world.start()
+        await until(lambda: world.calls("Prefill"))
+        second = world.start(finished_s=0.1 if how == "deadline" else None)
+        await until(lambda: world.engine.budget.waiting == 1)
+        if how == "leaves":
+            second.task.cancel()
+        await ended(second)
+        assert world.engine.budget.waiting == 0
+        assert second.error == "cancelled" if how == "leaves" else isinstance(second.error, DeadlineExceeded)
+        assert len(world.calls("Prefill")) == 1
+        first.task.cancel()
+        await ended(first)
+
+
 async def test_memory_is_free_again_with_the_first_token():
     async with World() as world:
         world.script(layers(2, 5000), hangs(lambda ident: token_message(ident, 5)))
@@ -525,6 +544,22 @@ async def test_memory_is_free_again_with_the_first_token():
         assert world.engine.budget.buffered_bytes == 0
         client.task.cancel()
         await ended(client)
+
+
+# --- one worker for both
+
+
+@both
+async def test_a_hybrid_worker_gets_both_calls(stream):
+    async with World(0, 0, hybrids=1) as world:
+        client = await world.run(stream=stream)
+        assert client.error is None
+        assert tokens_of(client) == ([2], "stop")
+        assert [(name, call.method) for name, call in world.calls()] == [("h0", "Prefill"), ("h0", "Decode")]
+        world.script(decode=fails(CODE.UNAVAILABLE, "busy"))
+        failed = await world.run(stream=stream)
+        assert isinstance(failed.error, EngineFailed)
+        assert failed.status == 502
 
 
 # --- what is asked for
