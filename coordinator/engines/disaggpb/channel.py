@@ -22,6 +22,7 @@ from coordinator.wire.disaggpb import HEALTH_METHOD, SERVING, WireError, read_he
 FIRST_WAIT_MS = 100
 LONGEST_CONNECT_MS = 20000
 PARTING_S = 1.0
+LATE_S = 0.5  # a deadline is the dispatcher's to tell; the worker's own comes a moment later
 GET_READY = grpc.ChannelConnectivity.READY
 Request = Callable[[], bytes]
 """Gives a call's serialised request, once; so that nobody keeps it for as long as the call."""
@@ -59,7 +60,7 @@ class Worker:
             EngineFailed: there is no connection.
         """
         await self._connected()
-        left_s = None if math.isinf(finished_s) else max(0.0, finished_s - time.monotonic())
+        left_s = None if math.isinf(finished_s) else max(0.0, finished_s - time.monotonic()) + LATE_S
         try:
             start: aio.UnaryStreamMultiCallable[Request, bytes] = self._channel.unary_stream(method, _serialised)
             made = start(request, timeout=left_s)

@@ -137,7 +137,7 @@ class DisaggpbEngine:
                 leg = DecodeLeg(self._worker(placement.decode), job, payload, room, answers)
                 await leg.run(placement, out)
             except EngineFailed as error:
-                if payload.dropped or not placement.another_decode(error):
+                if payload.dropped or time.monotonic() >= job.finished_s or not placement.another_decode(error):
                     raise
             else:
                 return
