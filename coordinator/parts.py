@@ -16,12 +16,13 @@ from coordinator.engines.engine_set import EngineSet, Habits
 from coordinator.engines.table import ENGINES, HasChecks, HasSettings, load_engine
 from coordinator.frontdoor import DoorSettings
 from coordinator.observability.metrics import Metrics
-from coordinator.policies import POLICY_NAMES, Policies, load_policy
+from coordinator.policies import POLICY_NAMES, Policies, Policy, load_policy
 from coordinator.security.checks import problems as security_problems
 from coordinator.tokens import Loaded, Tokenizers, missing_extra
 from coordinator.transport.client import HttpClient
 
 DISTRIBUTION = "pd-coordinator"
+LOAD_BALANCE = "load_balance"  # the policy that has a section of the configuration to itself
 GC_YOUNG_OBJECTS = 20000  # new containers between two looks; CPython's own figure is 700
 GC_GENERATIONS = 20
 
@@ -34,6 +35,7 @@ def load_settings(path: Path) -> Settings:
     """
     known = config.Known(engines=tuple(ENGINES), policies=POLICY_NAMES)
     settings = config.load(path, known, validate_options, engine_settings)
+    _check_policy_options(settings)
     try:
         make_policies(settings)
     except ValueError as error:
@@ -47,6 +49,21 @@ def load_settings(path: Path) -> Settings:
     if folders and missing:
         raise _refused(settings, next(iter(folders.values())), missing)
     return settings
+
+
+def _check_policy_options(settings: Settings) -> None:
+    """Have policies look at their options, also those that are not in use; raises ConfigError."""
+    scheduling = settings.scheduling
+    for name, given in scheduling.policy_options.items():
+        path = ("scheduling", "policy_options", name)
+        if name == LOAD_BALANCE:
+            raise _refused(settings, path, "its options stand in a section of their own: scheduling.load_balance")
+        if name not in POLICY_NAMES and name not in scheduling.policies:
+            raise _refused(settings, path, "no role has this policy")
+        try:
+            load_policy(name, given)
+        except ValueError as error:
+            raise _refused(settings, path, str(error)) from error
 
 
 def _check_engines(settings: Settings) -> None:
@@ -124,12 +141,14 @@ def engine_settings(engine: str, given: Mapping[str, object]) -> Mapping[str, ob
 
 def make_policies(settings: Settings) -> Policies:
     """The policies that the configuration names; raises ValueError."""
-    options = dict(settings.scheduling.load_balance)
     prefill, decode = settings.scheduling.policies
-    return Policies(
-        load_policy(prefill, options if prefill == "load_balance" else None),
-        load_policy(decode, options if decode == "load_balance" else None),
-    )
+    return Policies(_policy(settings, prefill), _policy(settings, decode))
+
+
+def _policy(settings: Settings, name: str) -> Policy:
+    scheduling = settings.scheduling
+    given = dict(scheduling.load_balance) if name == LOAD_BALANCE else scheduling.policy_options.get(name)
+    return load_policy(name, given)
 
 
 def make_engines(

@@ -66,7 +66,7 @@ class Renewal:
             adopt_tokenizers = await asyncio.to_thread(renew_tokenizers, settings, self._tokenizers)
         renew_engines = self._engines.prepare(wanted_engines(settings), engine_habits(settings))
         old, new = self.settings.scheduling, settings.scheduling
-        fresh = (old.policy, old.load_balance) != (new.policy, new.load_balance)
+        fresh = old != new.model_copy(update={"fallback": old.fallback})
         policies = make_policies(settings) if fresh and self._scheduler is not None else None
 
         def apply() -> None:

@@ -167,6 +167,9 @@ class Scheduling(Section):
         "hybrid", description="without a usable pair: hybrid instances serve, or none: the request waits"
     )
     load_balance: LoadBalance = Field(LoadBalance(), description="settings of the policy load_balance")
+    policy_options: Annotated[
+        Mapping[PolicyName, Annotated[dict[str, Any], BeforeValidator(empty_mapping)]], BeforeValidator(empty_mapping)
+    ] = Field({}, description="options of other policies, by policy name or module:Class")
 
     @property
     def policies(self) -> tuple[str, str]:

@@ -280,6 +280,42 @@ class TestSettings:
         assert "nowhere" in str(caught.value)
         assert "3" in str(caught.value)
 
+    def test_a_policy_has_its_options(self):
+        given = {
+            "policy": {"prefill": "xllm_cache_aware", "decode": "xllm_slo"},
+            "policy_options": {"xllm_slo": {"target_tpot_ms": 30}, "xllm_cache_aware": {"order": "shortest"}},
+        }
+        policies = make_policies(settings_of({"scheduling": given}))
+        assert policies.decode.options.target_tpot_ms == 30
+        assert policies.prefill.accounting.order == "shortest"
+
+    def test_a_policy_of_the_users_own_has_its_options(self, tmp_path, monkeypatch):
+        (tmp_path / "own_policy.py").write_text(
+            "from coordinator.policies import RoundRobin\n\n\nclass Own(RoundRobin):\n"
+            "    def __init__(self, weight):\n        super().__init__()\n        self.weight = weight\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        given = {"policy": "own_policy:Own", "policy_options": {"own_policy:Own": {"weight": 7}}}
+        assert make_policies(settings_of({"scheduling": given})).prefill.weight == 7
+
+    @pytest.mark.parametrize(
+        ("name", "options", "says"),
+        [
+            ("xllm_slo", {"target_ms": 3}, "policy_options.xllm_slo: unknown option 'target_ms'"),
+            ("xllm_slo", {"target_tpot_ms": -1}, "policy_options.xllm_slo: policy xllm_slo: target_tpot_ms must be"),
+            ("load_balance", {"order": "fcfs"}, "policy_options.load_balance: its options stand in a section"),
+            ("xllm_slow", {}, "did you mean 'xllm_slo'?"),
+            ("nowhere:Policy", {}, "no role has this policy"),
+        ],
+    )
+    def test_options_that_cannot_be_are_a_problem_of_their_line(self, tmp_path, name, options, says):
+        path = tmp_path / "cluster.yaml"
+        path.write_text(f"cluster: {{}}\nscheduling:\n  policy_options:\n    {name!r}: {json.dumps(options)}\n")
+        with pytest.raises(ConfigError) as caught:
+            load_settings(path)
+        assert says in str(caught.value)
+        assert "cluster.yaml:4" in str(caught.value)
+
     async def test_an_engine_of_the_users_own(self, fake):
         given = document({**entry("h0", fake), "engine": "coordinator.engines.hybrid:HybridEngine"})
         async with Process(given) as process:

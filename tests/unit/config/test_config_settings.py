@@ -42,6 +42,7 @@ scheduling:
     reported_cost: 1
     request_cost: 0
     block_cost: 1
+  policy_options: {}
 limits:
   max_requests: 10000
   max_queue: 1000
