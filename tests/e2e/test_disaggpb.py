@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 
 import pytest
-from conftest import QUICK_HEALTH
 from openai import OpenAI
 from processes import call, until
 
@@ -19,6 +18,7 @@ pytestmark = pytest.mark.xdist_group("disaggpb")
 IDS = list(range(20, 60))
 ANY_SIZE = ("--max-message-bytes", "-1")
 COMPLETIONS = "/v1/completions"
+QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 1, "fail_after": 2, "recover_after": 1}
 
 
 def processes(start, *roles):
