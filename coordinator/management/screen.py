@@ -14,7 +14,8 @@ from coordinator.security.proxies import TrustedProxies
 from .errors import Refused
 
 AUDIT = logging.getLogger("pd_coordinator.audit")
-CHALLENGE = 'Bearer realm="pd-coordinator", Basic realm="pd-coordinator"'
+BEARER = 'Bearer realm="pd-coordinator"'
+CHALLENGE = f'{BEARER}, Basic realm="pd-coordinator"'
 WHO = web.RequestKey("who", str)
 ABOUT = web.RequestKey("about", str)
 """What a call was about beyond its path: the id and address of an instance."""
@@ -64,7 +65,9 @@ class Screen:
         """Log who asked for what and what came of it: changes and refusals at INFO, the rest at DEBUG."""
         reply = await handler(request)
         if reply.status == UNAUTHORIZED and not reply.prepared:
-            reply.headers["WWW-Authenticate"] = CHALLENGE
+            # the live page asks for the key itself; at the offer of basic credentials the browser would, before it
+            asks_itself = request.headers.get("Accept") == "text/event-stream"
+            reply.headers["WWW-Authenticate"] = BEARER if asks_itself else CHALLENGE
         route = _route(request)
         quiet = request.method in READING or route in self._polled
         level = logging.DEBUG if quiet and reply.status not in (UNAUTHORIZED, FORBIDDEN) else logging.INFO

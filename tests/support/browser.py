@@ -86,15 +86,17 @@ class Browser:
         await self._end()
 
     async def _address(self):
-        file = Path(self._folder, "DevToolsActivePort")
         async with asyncio.timeout(START_S):
             while True:
                 if self._process.returncode is not None:
                     raise BrowserError(f"{self._program} ended with status {self._process.returncode}")
                 with contextlib.suppress(OSError, ValueError):
-                    port, path = file.read_text().split()
-                    return int(port), path
+                    return self._told()
                 await asyncio.sleep(0.05)
+
+    def _told(self):
+        port, path = Path(self._folder, "DevToolsActivePort").read_text().split()
+        return int(port), path
 
     async def _end(self):
         process = getattr(self, "_process", None)

@@ -65,10 +65,11 @@ class FixedSight:
 class BusySight:
     """A cluster under load that a seed decides upon, another moment with each look."""
 
-    def __init__(self, prefill=4, decode=8, *, seed=1, rate=40, days_s=1_795_993_800.0):
+    def __init__(self, prefill=4, decode=8, *, seed=1, rate=40, failing=0.02, days_s=1_795_993_800.0):
         self.rng = random.Random(seed)
         self.names = {"prefill": [f"p{i}" for i in range(prefill)], "decode": [f"d{i}" for i in range(decode)]}
         self.rate = rate
+        self.failing = failing
         self.states = {}
         self.metrics = Metrics(["openai"])
         self.days_s = days_s
@@ -121,10 +122,10 @@ class BusySight:
         record.decode_s = gap_s * tokens
         record.ttft_s = queue_s + prefill_s + handoff_s
         record.duration_s = record.ttft_s + record.decode_s
-        if rng.random() < 0.02:
+        if rng.random() < self.failing:
             record.blame(EngineFailed(Side.DECODE, record.decode, rng.choice(["reset", "link_lost", "closed"])))
             record.attempts = 2
-        elif rng.random() < 0.004:
+        elif rng.random() < self.failing / 5:
             record.failed(NoInstance("no instance"))
         for key, value in changed.items():
             setattr(record, key, value)
