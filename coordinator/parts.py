@@ -2,12 +2,14 @@
 
 import gc
 import logging
+import os
+import socket
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 from coordinator import config
-from coordinator.config import ConfigError, Settings
+from coordinator.config import ConfigError, Settings, tracing_headers
 from coordinator.config.errors import KeyPath
 from coordinator.core.ids import WireIds
 from coordinator.dispatch import DispatchLimits
@@ -15,7 +17,9 @@ from coordinator.engines.context import EngineContext
 from coordinator.engines.engine_set import EngineSet, Habits
 from coordinator.engines.table import ENGINES, HasChecks, HasSettings, load_engine
 from coordinator.frontdoor import DoorSettings
+from coordinator.observability import tracing
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.tracing import TraceExporter, Tracer
 from coordinator.policies import POLICY_NAMES, Policies, Policy, load_policy
 from coordinator.security.checks import problems as security_problems
 from coordinator.tokens import Loaded, Tokenizers, missing_extra
@@ -44,6 +48,7 @@ def load_settings(path: Path) -> Settings:
     if found := list(security_problems(settings)):
         lines = settings.source.lines
         raise ConfigError(settings.source.name, [config.Finding(*problem).located(lines) for problem in found])
+    _check_tracing(settings)
     folders = _tokenizer_folders(settings)
     missing = missing_extra()
     if folders and missing:
@@ -64,6 +69,17 @@ def _check_policy_options(settings: Settings) -> None:
             load_policy(name, given)
         except ValueError as error:
             raise _refused(settings, path, str(error)) from error
+
+
+def _check_tracing(settings: Settings) -> None:
+    if settings.tracing.endpoint is None:
+        return
+    if missing := tracing.missing_extra():
+        raise _refused(settings, ("tracing", "endpoint"), missing)
+    try:
+        tracing_headers(settings.tracing)
+    except ValueError as error:
+        raise _refused(settings, ("tracing", "headers_env"), str(error)) from None
 
 
 def _check_engines(settings: Settings) -> None:
@@ -173,6 +189,25 @@ def wanted_engines(settings: Settings) -> dict[str, Mapping[str, object]]:
     """The settings of every engine protocol of the table and of the configuration, with their defaults, by name."""
     named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
     return {name: engine_settings(name, settings.engines.get(name, {})) for name in sorted(named | set(ENGINES))}
+
+
+def make_tracer(settings: Settings, metrics: Metrics) -> Tracer | None:
+    """Who traces requests; None, and nothing imported: nobody does."""
+    ours = settings.tracing
+    if ours.endpoint is None:
+        return None
+    from coordinator.observability.tracing import otlp  # noqa: PLC0415 - OpenTelemetry comes with the extra
+
+    process = os.getpid()
+    resource: dict[str, str | int] = {
+        "service.name": ours.service_name,
+        "service.version": version(DISTRIBUTION),
+        "service.instance.id": f"{socket.gethostname()}:{process}",
+        "host.name": socket.gethostname(),
+        "process.pid": process,
+    }
+    sender = otlp.OtlpSender(otlp.Receiver(ours.endpoint, tracing_headers(ours), resource))
+    return Tracer(ours.sample_ratio, TraceExporter(metrics, sender.send, sender.end))
 
 
 def settle_memory() -> None:

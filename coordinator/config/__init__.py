@@ -24,6 +24,7 @@ from .models import (
     Settings,
     Timeouts,
 )
+from .observing import tracing_headers
 from .reference import Key, all_keys, schema
 from .secret import read_secret
 from .security import ApiKey, Auth, EngineTls, ManagementKey, ServerTls, Tls
@@ -72,4 +73,5 @@ __all__ = [
     "schema",
     "shown_settings",
     "to_instances",
+    "tracing_headers",
 ]

@@ -29,7 +29,7 @@ from .fields import (
     Url,
     UrlPath,
 )
-from .observing import Metrics
+from .observing import Metrics, Tracing
 from .section import Section, empty_mapping
 from .security import Auth, File, Tls, Variable
 from .source import Source
@@ -258,6 +258,7 @@ class Settings(Section):
     tls: Tls = Field(Tls(), description="what is encrypted")
     logging: Logging = Field(Logging(), description="the log")
     metrics: Metrics = Field(Metrics(), description="what is counted beside the coordinator's own metrics")
+    tracing: Tracing = Field(Tracing(), description="traces of requests")
     engines: Annotated[
         Mapping[EngineName, Annotated[dict[str, Any], BeforeValidator(empty_mapping)]], BeforeValidator(empty_mapping)
     ] = Field({}, description="settings of engine protocols, by engine name; each engine's page lists its keys")

@@ -21,10 +21,11 @@ from coordinator.core.errors import (
 from coordinator.core.ports import Answer, Completed, EngineProtocol, Members, Outcome, Resume
 from coordinator.core.request import Request
 from coordinator.dispatch.flight import Flight, Watch
-from coordinator.dispatch.timing import note_stages, split_first_token, time_stages
+from coordinator.dispatch.timing import attempt_of, note_stages, split_first_token, time_stages
 from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.trace import Move
 from coordinator.relay import Relay
 from coordinator.scheduler import Lease, Scheduler
 from coordinator.transport.scope import Scope
@@ -197,10 +198,12 @@ class Dispatcher:
         lease.mover = lambda failure: self._move_decode(flight, failure)
         first = flight.record.attempts == 1
         engine = self._engines[lease.prefill.engine]
+        failure: EngineFailed | None = None
         try:
             with lease:
                 outcome = await engine.serve(flight.request, lease, flight.relay)
         except EngineFailed as error:
+            failure = error
             if error.reason == "timeout" and self._clock() >= flight.request.deadlines.finished_s:
                 raise DeadlineExceeded("request") from error  # the engine's call ended with it, a moment earlier
             self._blame(lease, error)
@@ -219,6 +222,8 @@ class Dispatcher:
             note_stages(flight.record, lease)
             if flight.record.ttft_s is not None and flight.request.ask.stream and not flight.split:
                 split_first_token(self._metrics, flight, lease)
+            if flight.record.trace is not None:
+                flight.record.trace.attempts.append(attempt_of(lease, failure))
         self._cluster.credit(lease.prefill)
         if lease.decode is not lease.prefill and isinstance(outcome, Completed):
             self._cluster.credit(lease.decode)
@@ -243,6 +248,8 @@ class Dispatcher:
         flight.tries += 1
         record.attempts += 1
         record.decode = lease.decode.id
+        if record.trace is not None:
+            record.trace.moves.append(Move(self._clock(), failed.id, failure.reason))
         self._metrics.attempts.labels(failure.reason).inc()
         self._metrics.decode_replays.inc()
         self._metrics.engine_failures.labels(failed.id, failure.side, failure.reason).inc()

@@ -1,8 +1,10 @@
 """From the moments of an attempt to the histograms of stages."""
 
+from coordinator.core.errors import EngineFailed
 from coordinator.dispatch.flight import Flight
 from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics, StageMetrics
+from coordinator.observability.trace import Attempt
 from coordinator.scheduler import Lease
 
 
@@ -55,3 +57,20 @@ def split_first_token(metrics: Metrics, flight: Flight, lease: Lease) -> None:
     prefilled_s = min(prefilled_s, first_s)  # prefill's own token may be the first one
     timed("prefill", prefill.id).observe(prefilled_s - placed_s)
     timed("handoff", decode.id).observe(first_s - prefilled_s)
+
+
+def attempt_of(lease: Lease, failure: EngineFailed | None) -> Attempt:
+    """What a trace keeps of an attempt that has ended, and of its failure where an instance has failed it."""
+    return Attempt(
+        lease.prefill.engine,
+        lease.prefill.id,
+        lease.decode.id,
+        tuple(lease.wire_ids),
+        lease.placed_s,
+        lease.sent_s,
+        lease.prefilled_s,
+        lease.decoding_s,
+        lease.placed_s if lease.ended_s is None else lease.ended_s,
+        "" if failure is None else failure.instance_id,
+        "" if failure is None else failure.reason,
+    )

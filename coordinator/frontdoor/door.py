@@ -29,6 +29,7 @@ from coordinator.frontdoor.reading import BodyReader
 from coordinator.observability.access import AccessLog, RequestRecord
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
+from coordinator.observability.tracing import Tracer
 from coordinator.relay import Relay
 from coordinator.security.guard import Guard
 from coordinator.security.keys import Key
@@ -58,12 +59,13 @@ class DoorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Who is told of finished requests; `traffic` takes prompt bytes and events."""
+    """Who is told of finished requests; `traffic` takes prompt bytes and events. `tracer` is None: none is traced."""
 
     metrics: Metrics
     access: AccessLog
     traffic: Callable[[int, int], None]
     recent: Recent = field(default_factory=Recent)
+    tracer: Tracer | None = None
 
 
 class FrontDoor:
@@ -91,6 +93,7 @@ class FrontDoor:
         self._models = models
         self._metrics = telemetry.metrics
         self._telemetry = telemetry
+        self._tracer = telemetry.tracer
         self.settings = settings
         self._own = OwnAnswers(models, ready, settings.version)
         self.guard = Guard()
@@ -224,12 +227,13 @@ class FrontDoor:
             path, body = family.renamed(path, body, model)
             ask = replace(ask, model=model)
         arrived_s, settings = exchange.arrived_s, self.settings
+        headers = forwardable(exchange.headers, credentials=not self.guard.on)
         request = Request(
             id=record.id,
             api=family.name,
             path=path,
             query=exchange.query,
-            headers=forwardable(exchange.headers, credentials=not self.guard.on),
+            headers=headers if record.trace is None else record.trace.carried_by(headers),
             body=body.text if isinstance(body, Walked) else body,
             ask=ask,
             arrived_s=arrived_s,
@@ -254,6 +258,8 @@ class FrontDoor:
         self._telemetry.traffic(record.prompt_bytes, record.events)
         self._telemetry.recent.take(record)
         self._telemetry.access.finished(record)
+        if self._tracer is not None:
+            self._tracer.finished(record)
 
     # --- answers of our own
 
@@ -273,7 +279,10 @@ class FrontDoor:
     def _record(self, exchange: Exchange, family: Family, key: Key | None = None) -> RequestRecord:
         ident = request_id(exchange.headers) or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
         client = self.proxies.client(exchange.peer, exchange.headers)
-        return RequestRecord(ident, family.name, exchange.path, client, "" if key is None else key.name)
+        record = RequestRecord(ident, family.name, exchange.path, client, "" if key is None else key.name)
+        if self._tracer is not None:
+            record.trace = self._tracer.begin(exchange.headers, exchange.method, exchange.arrived_s)
+        return record
 
     def _relay(self, exchange: Exchange, family: Family, record: RequestRecord) -> Relay:
         return Relay(

@@ -14,6 +14,7 @@ from coordinator.core.errors import DeadlineExceeded, EngineFailed, Outcome, Req
 
 from .formats import json_line
 from .lines import VALUE_LIMIT, Stamper, cut_line, printable, quoted
+from .trace import Trace
 from .writer import LineWriter
 
 WIRE_IDS_LIMIT = 400
@@ -60,6 +61,7 @@ class RequestRecord:
         error_instance: id of the guilty instance.
         error_detail: text for the log only.
         failed_legs: side, reason and instance id of each attempt in which an engine failed.
+        trace: what is noted for its trace, where requests are traced.
     """
 
     id: str
@@ -91,6 +93,7 @@ class RequestRecord:
     error_instance: str | None = None
     error_detail: str = ""
     failed_legs: tuple[tuple[str, str, str], ...] = ()
+    trace: Trace | None = None
 
     def blame(self, error: EngineFailed) -> None:
         """An attempt has failed at an engine; another one may follow."""
@@ -161,13 +164,14 @@ def _text(r: RequestRecord) -> str:
     model = "" if r.model is None else f" model={_name(r.model)}"
     where = "" if r.prefill is None else _where_text(r, r.prefill)
     queue = "" if r.queue_s is None else f" queue_ms={r.queue_s * 1000:.1f}"
+    trace = "" if r.trace is None else f" trace_id={r.trace.id}"
     ttft = "" if r.ttft_s is None else f" ttft_ms={r.ttft_s * 1000:.1f}"
     recomputes = f" recomputes={r.recomputes}" if r.recomputes else ""
     return (
         f"id={quoted(r.id)} api={_name(r.api)} path={_name(path)}{client}{key}{model}"
         f" stream={'yes' if r.stream else 'no'} status={r.status} outcome={r.outcome!s}{where}"
         f" attempts={r.attempts}{recomputes} events={r.events}"
-        f" bytes={r.bytes_out} prompt_bytes={r.prompt_bytes}{queue}{ttft} duration_ms={r.duration_s * 1000:.1f}"
+        f" bytes={r.bytes_out} prompt_bytes={r.prompt_bytes}{queue}{ttft} duration_ms={r.duration_s * 1000:.1f}{trace}"
         f"{'' if r.error_code is None else _error_text(r)}"
     )
 
@@ -196,6 +200,7 @@ def _data(r: RequestRecord) -> dict[str, object]:
         "client": printable(r.client) or None,
         "key": printable(r.key) or None,
         "model": printable(r.model or "") or None,
+        "trace_id": None if r.trace is None else r.trace.id,
         "stream": r.stream,
         "status": r.status,
         "outcome": r.outcome,

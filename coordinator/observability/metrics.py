@@ -15,7 +15,7 @@ TTFT_STAGES = ("queue", "retries", "prefill", "handoff")
 TTFT_LABELS = ("stage", "instance")
 WAITING_STAGES = ("queue", "prefill", "handoff")
 SCRAPE_RESULTS = ("ok", "failed", "unreadable", "skipped")
-SPAN_RESULTS = ("exported", "failed", "dropped")
+TRACE_RESULTS = ("exported", "failed", "dropped")
 ABORT_RESULTS = ("sent", "not_found", "failed", "dropped")
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 60, 120)
@@ -154,8 +154,8 @@ class Metrics:
         self.engine_scrapes = self._counter(
             "engine_scrapes_total", "Times an instance was asked for its metrics.", ("result",), _each(SCRAPE_RESULTS)
         )
-        self.trace_spans = self._counter(
-            "trace_spans_total", "Spans of traces, by what became of them.", ("result",), _each(SPAN_RESULTS)
+        self.traces = self._counter(
+            "traces_total", "Traced requests, by what became of their spans.", ("result",), _each(TRACE_RESULTS)
         )
 
     @property

@@ -276,8 +276,8 @@ CASES = [
     Case(
         "PdCoordinatorTracesLost",
         {
-            'pd_coordinator_trace_spans_total{job="j",result="dropped"}': "0x10 5x10",
-            'pd_coordinator_trace_spans_total{job="j",result="exported"}': "0+9x20",
+            'pd_coordinator_traces_total{job="j",result="dropped"}': "0x10 5x10",
+            'pd_coordinator_traces_total{job="j",result="exported"}': "0+9x20",
         },
         "15m", "9m", {**JOB, "result": "dropped"},
     ),

@@ -11,7 +11,16 @@ from coordinator.core.errors import Outcome
 from coordinator.core.instance import Role
 from coordinator.observability.access import RequestRecord, _data
 from coordinator.observability.instruments import AnyInstrument, Counter, Histogram
-from coordinator.observability.metrics import ABORT_RESULTS, STAGES, Metrics
+from coordinator.observability.metrics import (
+    ABORT_RESULTS,
+    SCRAPE_RESULTS,
+    STAGES,
+    TRACE_RESULTS,
+    TTFT_STAGES,
+    WAITING_STAGES,
+    Metrics,
+)
+from coordinator.observability.trace import Trace
 
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 ROW = re.compile(r"^\| `(pd_coordinator_\w+)` \| (\w+) \|([^|]*)\| (.+) \|$", re.MULTILINE)
@@ -59,6 +68,11 @@ def test_queries_use_metrics_that_exist():
         ("`stage`", set(STAGES)),
         ("`role`", {str(role) for role in Role}),
         ("`result` of aborts", set(ABORT_RESULTS)),
+        ("`result` of scrapes", set(SCRAPE_RESULTS)),
+        ("`result` of traces", set(TRACE_RESULTS)),
+        ("`stage` of the bottleneck", set(WAITING_STAGES)),
+        ("`stage` of requests", set(STAGES)),
+        ("`stage` of the time to first token", {*TTFT_STAGES, "instance"}),
     ],
 )
 def test_label_values(label, values):
@@ -79,4 +93,5 @@ def test_each_field_of_the_request_line_has_a_row():
         if getattr(record, name) in (None, "", 0, []) and name != "outcome":
             setattr(record, name, ["1"] if "list" in str(parameter.annotation) else 1 if name[-2:] == "_s" else "1")
     record.recomputes = 1
+    record.trace = Trace(1, 1, 0, True, b"", 0.0, 0.0, "POST")
     assert set(_data(record)) == rows

@@ -100,6 +100,11 @@ metrics:
     timeout_s: 5.0
     max_bytes: 1048576
     allow: ["*"]
+tracing:
+  endpoint: null
+  sample_ratio: 1.0
+  service_name: pd-coordinator
+  headers_env: null
 engines: {}
 """
 

@@ -1,10 +1,13 @@
 """How the time to first token is divided among stages and instances."""
 
+import asyncio
+
 import pytest
-from dispatch_world import LAST, A, World
+from dispatch_world import LAST, A, World, ended
 
 from coordinator.core.errors import EngineFailed, Side
 from coordinator.core.ports import COMPLETED, Resume
+from coordinator.observability.trace import Trace
 
 BODY = b'{"model":"m","messages":"2,1,2,3","stream":true}'
 
@@ -115,3 +118,65 @@ async def test_series_of_an_instance_that_is_gone_disappear():
     prefill, decode = world.pairs[0]
     world.metrics.forget_instance(prefill)
     assert {labels[1] for labels in split(world)} == {"", decode}
+
+
+# --- what a trace keeps
+
+
+def traced(world, **given):
+    """A request that is traced, started."""
+    run = world.start(**given)
+    run.record.trace = Trace(1, 2, 0, True, b"", world.clock.now_s, 0.0, "POST")
+    return run
+
+
+async def test_a_trace_has_each_attempt_with_its_failure():
+    async def fails(attempt):
+        world.clock.now_s += 4
+        raise EngineFailed(Side.PREFILL, attempt.placement.prefill.id, "reset")
+
+    async def late(attempt):
+        return await stream(attempt, prefilled_s=1005.0, first_s=1006.0)
+
+    world = World(fails, late)
+    run = traced(world)
+    assert await ended(run.task) is None
+    first, second = run.record.trace.attempts
+    assert (first.prefill, first.decode) == world.pairs[0]
+    assert (first.placed_s, first.prefilled_s, first.ended_s) == (1000.0, None, 1004.0)
+    assert (first.guilty, first.reason) == (world.pairs[0][0], "reset")
+    assert (second.prefilled_s, second.decoding_s, second.reason) == (1005.0, 1006.0, "")
+    assert (first.wire_ids, second.wire_ids) == (("1",), ("2",))
+    assert {first.engine, second.engine} == {"mindie"}
+
+
+async def test_a_trace_has_decode_instances_that_were_replaced():
+    async def replaced(attempt):
+        attempt.placement.prefilled(1001.0)
+        failure = EngineFailed(Side.DECODE, attempt.placement.decode.id, "reset")
+        assert attempt.placement.another_decode(failure)
+        return await stream(attempt)
+
+    world = World(replaced)
+    run = traced(world)
+    assert await ended(run.task) is None
+    (move,) = run.record.trace.moves
+    (kept,) = run.record.trace.attempts
+    assert (move.at_s, move.instance, move.reason) == (1000.0, world.pairs[0][1], "reset")
+    assert kept.decode != move.instance
+
+
+async def test_a_client_that_leaves_ends_its_attempt():
+    async def hangs(attempt):
+        attempt.placement.prefilled(1001.0)
+        await asyncio.Event().wait()
+
+    world = World(hangs)
+    run = traced(world)
+    async with asyncio.timeout(10):
+        while not world.pairs:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    run.task.cancel()
+    assert await ended(run.task) == "cancelled"
+    (kept,) = run.record.trace.attempts
+    assert (kept.prefilled_s, kept.decoding_s, kept.reason) == (1001.0, None, "")
