@@ -63,6 +63,8 @@ def _differences(path: KeyPath, old: Any, new: Any) -> Iterator[tuple[KeyPath, A
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in (*new, *(key for key in old if key not in new)):
             yield from _differences((*path, key), old.get(key), new.get(key))
+    elif old is None and isinstance(new, Mapping) and path[:1] == ("engines",) and len(path) == 2:
+        yield from _differences(path, {}, new)
     elif old != new:
         yield path, old, new
 

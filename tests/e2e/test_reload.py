@@ -1,10 +1,14 @@
-"""SIGHUP: the file is read again."""
+"""SIGHUP and POST /v1/config/reload: the file is read again."""
 
+import json
+import os
 import signal
+from pathlib import Path
 
 import pytest
 from conftest import cluster_config
 from dialects import CHAT, CHAT_STREAM
+from processes import call
 from raw_client import ask, eventually
 from traffic import open_streams
 
@@ -81,3 +85,85 @@ async def test_a_bad_file_changes_nothing_and_the_next_good_one_counts(start, ba
     assert cluster.decode.state()["dresult"]["opened"] == 1
     assert CHAT_STREAM.text(await stream.rest(), "")
     await stream.leave()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_everything_but_addresses_is_taken_while_streams_run(start, workers: int):
+    server = {"workers": workers, "port": 0, "management_port": 0, "route_headers": True}
+    cluster = start.cluster(server=server)
+    coordinator = cluster.coordinator
+    prompts = [f"Story {number} [[fault:slow=0.05]] [[length:30]]" for number in range(8)]
+    streams = await open_streams(cluster.port, CHAT_STREAM, prompts)
+
+    changed = {
+        "server": server | {"port": 7, "route_headers": False},
+        "limits": {"max_requests": 1000, "max_body_bytes": 2000},
+        "timeouts": {"drain_s": 5, "request_s": 50},
+        "scheduling": {"policy": "round_robin"},
+        "retry": {"max_attempts": 2},
+        "logging": {"level": "debug"},
+    }
+    coordinator.write_config(cluster.config | changed)
+    told = coordinator.manage("/v1/config/reload", b"", method="POST")
+    assert told["applied"]
+    assert {change["path"] for change in told["changed"]} == {
+        "server.route_headers", "limits.max_body_bytes", "timeouts.request_s", "scheduling.policy",
+        "retry.max_attempts", "logging.level",
+    }  # fmt: skip
+    assert told["restart"] == ["server.port"]
+    shown = coordinator.manage("/v1/config")
+    assert shown["settings"]["limits"]["max_body_bytes"] == 2000
+    assert shown["settings"]["server"]["port"] == 0
+    for _ in range(12):  # each on a connection of its own, so that every process gets some
+        assert (await ask(cluster.port, CHAT.path, CHAT.body("long " * 500))).status == 413
+        reply = await ask(cluster.port, CHAT.path, CHAT.body("Question"))
+        assert reply.status == 200
+        assert not [name for name, _ in reply.headers if name.lower().startswith("x-pd-")]
+
+    for prompt, stream in zip(prompts, streams, strict=True):
+        assert CHAT_STREAM.text(await stream.rest(), prompt)
+        await stream.leave()
+    cluster.wait_idle()
+
+    before = coordinator.manage("/v1/config")
+    coordinator.write_config("limits:\n  max_requests: many\nhelth: {}\n")
+    status, _, text = call(coordinator.management_port, "/v1/config/reload", b"", method="POST")
+    body = json.loads(text)
+    assert status == 400
+    assert [(problem["path"], problem["line"]) for problem in body["problems"]] == [
+        ("limits.max_requests", 2), ("helth", 3),
+    ]  # fmt: skip
+    assert body["problems"][1]["hint"] == "did you mean 'health'?"
+    assert coordinator.manage("/v1/config") == before
+    for _ in range(6):
+        assert (await ask(cluster.port, CHAT.path, CHAT.body("long " * 500))).status == 413
+
+
+async def test_a_worker_that_starts_later_goes_by_what_is_in_force(start):
+    cluster = start.cluster(server={"workers": 2, "port": 0, "management_port": 0})
+    coordinator = cluster.coordinator
+    coordinator.write_config(cluster.config | {"limits": {"max_requests": 1000, "max_body_bytes": 2000}})
+    assert coordinator.manage("/v1/config/reload", b"", method="POST")["applied"]
+    children = children_of(coordinator)
+    for pid in children:
+        os.kill(int(pid), signal.SIGKILL)
+
+    async def all_refuse() -> bool:
+        try:
+            return (await ask(cluster.port, CHAT.path, CHAT.body("long " * 500))).status == 413
+        except OSError:
+            return False
+
+    def both_are_back() -> bool:
+        found = children_of(coordinator)
+        return len(found) == 2 and not set(found) & set(children) and coordinator.ready()
+
+    await eventually(both_are_back, "new workers serve", 20)
+    for _ in range(10):
+        assert await all_refuse()
+    assert "was killed by signal 9" in coordinator.log()
+
+
+def children_of(coordinator) -> list[str]:
+    """Process ids of its workers."""
+    return Path(f"/proc/{coordinator.pid}/task/{coordinator.pid}/children").read_text().split()
