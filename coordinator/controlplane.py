@@ -13,6 +13,7 @@ from coordinator.config import Settings
 from coordinator.core.abilities import DiscoveringEngine
 from coordinator.core.instance import Instance, Role, State
 from coordinator.core.ports import EngineProtocol
+from coordinator.discovery import Discovery, make_plans
 from coordinator.engines.engine_set import EngineSet
 from coordinator.management import (
     ConfigCalls,
@@ -26,6 +27,7 @@ from coordinator.management import (
 )
 from coordinator.management.live import LiveFeed
 from coordinator.management.page import LivePage
+from coordinator.management.sources import SourcesApi
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import DISTRIBUTION, validate_options
 from coordinator.reloading import Reloader
@@ -150,6 +152,7 @@ class ControlPlane:
             in_flight=work.in_flight,
             log=logging.getLogger("pd_coordinator.cluster"),
         )
+        self.discovery = Discovery(self.cluster)
         self.engine_metrics = EngineMetrics(_engine_metrics(settings), client, self.cluster.known, metrics)
         self.stages = StageWatch(self._count_stages)
         about = {"version": version(DISTRIBUTION), "model": settings.cluster.model, "workers": settings.server.workers}
@@ -161,7 +164,12 @@ class ControlPlane:
             make_instance=self.make_instance,
             metrics=render or metrics.render,
             controller=Controller(self.cluster, self.make_instance, LoadsById(work), self.traffic),
-            extra=[*LivePage().routes(), *self.live.routes(), *ConfigCalls(self.reloader).routes()],
+            extra=[
+                *LivePage().routes(),
+                *self.live.routes(),
+                *ConfigCalls(self.reloader).routes(),
+                *SourcesApi(self.discovery.describe).routes(),
+            ],
         )
         self.management.engine_metrics = self.engine_metrics.page
         self._declare_gauges()
@@ -183,6 +191,7 @@ class ControlPlane:
     async def aclose(self) -> None:
         """Look no more, stop listening, and let the instances go."""
         await self.reloader.aclose()
+        await self.discovery.aclose()
         for task in self._beginning:
             task.cancel()
         if self._beginning:
@@ -194,7 +203,8 @@ class ControlPlane:
         await self.management.aclose()
 
     async def discover(self) -> None:
-        """Let engines that find instances by themselves begin; raises OSError."""
+        """Begin to look for instances, and let engines that find theirs by themselves do so; raises OSError."""
+        self._look_for(self.settings)
         for name, engine in self._engines.items():
             if isinstance(engine, DiscoveringEngine):
                 await engine.discover(FoundByEngine(name, self))
@@ -235,6 +245,8 @@ class ControlPlane:
         add("kv_pinned_requests", self._read_pinned)
         add("stage_requests", self.stages.read_counts)
         add("engine_scrape_age_seconds", self.engine_metrics.read_ages)
+        add("discovery_up", self.discovery.read_up)
+        add("discovery_instances", self.discovery.read_instances)
         add("bottleneck_stage", self.stages.read_bottleneck)
 
     def _read_loads(self) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -266,7 +278,17 @@ class ControlPlane:
         """Go by other settings; for the reloader."""
         self.cluster.renew(_health(settings))
         self.engine_metrics.renew(_engine_metrics(settings))
-        return self._take(instances)
+        changes = self._take(instances)
+        self._look_for(settings)
+        return changes
+
+    def _look_for(self, settings: Settings) -> None:
+        """Look for instances where these settings say."""
+
+        def make(keys: Mapping[str, object]) -> Instance:
+            return config.instance_from_mapping(keys, settings, validate_options)
+
+        self.discovery.apply(make_plans(settings, make, validate_options))
 
 
 def _health(settings: Settings) -> HealthSettings:

@@ -12,6 +12,7 @@ from coordinator import config
 from coordinator.config import ConfigError, Settings, tracing_headers
 from coordinator.config.errors import KeyPath
 from coordinator.core.ids import WireIds
+from coordinator.discovery import problems as discovery_problems
 from coordinator.dispatch import DispatchLimits
 from coordinator.engines.context import EngineContext
 from coordinator.engines.engine_set import EngineSet, Habits
@@ -22,6 +23,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.observability.tracing import TraceExporter, Tracer
 from coordinator.policies import POLICY_NAMES, Policies, Policy, load_policy
 from coordinator.security.checks import problems as security_problems
+from coordinator.security.outbound import tls_settings
 from coordinator.tokens import Loaded, Tokenizers, missing_extra
 from coordinator.transport.client import HttpClient
 
@@ -45,7 +47,7 @@ def load_settings(path: Path) -> Settings:
     except ValueError as error:
         raise _refused(settings, ("scheduling", "policy"), str(error)) from error
     _check_engines(settings)
-    if found := list(security_problems(settings)):
+    if found := [*security_problems(settings), *discovery_problems(settings, _make_instance)]:
         lines = settings.source.lines
         raise ConfigError(settings.source.name, [config.Finding(*problem).located(lines) for problem in found])
     _check_tracing(settings)
@@ -69,6 +71,10 @@ def _check_policy_options(settings: Settings) -> None:
             load_policy(name, given)
         except ValueError as error:
             raise _refused(settings, path, str(error)) from error
+
+
+def _make_instance(settings: Settings, keys: Mapping[str, object]) -> object:
+    return config.instance_from_mapping(keys, settings, validate_options)
 
 
 def _check_tracing(settings: Settings) -> None:
@@ -188,7 +194,16 @@ def engine_habits(settings: Settings) -> Habits:
 def wanted_engines(settings: Settings) -> dict[str, Mapping[str, object]]:
     """The settings of every engine protocol of the table and of the configuration, with their defaults, by name."""
     named = {settings.cluster.engine, *(i.engine for i in settings.cluster.instances if i.engine)}
-    return {name: engine_settings(name, settings.engines.get(name, {})) for name in sorted(named | set(ENGINES))}
+    named |= {source.engine for source in settings.discovery.traits if source.engine}
+    return {name: _with_tls(name, settings) for name in sorted(named | set(ENGINES))}
+
+
+def _with_tls(engine: str, settings: Settings) -> Mapping[str, object]:
+    """The settings of an engine; one that reads certificates by itself takes those of `tls.engines` for its own."""
+    own = settings.engines.get(engine, {})
+    made = engine_settings(engine, own)
+    further = tls_settings(settings.tls.engines, made)
+    return engine_settings(engine, {**own, **further}) if further else made
 
 
 def make_tracer(settings: Settings, metrics: Metrics) -> Tracer | None:

@@ -14,7 +14,7 @@ from coordinator.core.view import ClusterView
 from .health import HealthSettings
 from .member import Member, Surroundings
 from .pairing import find_pair, list_reasons
-from .roster import Roster
+from .roster import Place, Roster
 
 Listener = Callable[[ClusterView], None]
 
@@ -47,6 +47,7 @@ class Cluster:
 
     Attributes:
         on_gone: told an instance that has left for good.
+        on_named: called after anybody may have named, dropped or held instances.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Cluster:
         self._running = False
         self._names: tuple[str, ...] = ()
         self.on_gone: Callable[[Instance], None] | None = None
+        self.on_named: Callable[[], None] = lambda: None
         self._any_name = True
         self.view = ClusterView(0)
 
@@ -132,10 +134,9 @@ class Cluster:
                 continue
             try:
                 self._join(instance, source)
+                added.append(ident)
             except ValueError as error:
                 refused[ident] = str(error)
-            else:
-                added.append(ident)
         changes = Changes(tuple(added), tuple(m.instance.id for m in removed), tuple(changed), refused)
         if changes:
             self._settle()
@@ -160,14 +161,17 @@ class Cluster:
     def set_offline(self, ids: Iterable[str], *, offline: bool = True) -> None:
         """Drain several, or resume them, without removing any; unknown ids are passed over."""
         for ident in ids:
-            member = self._roster.current.get(ident)
-            if member is not None:
+            if member := self._roster.current.get(ident):
                 member.held = offline
         self._settle()
 
     def instances(self, source: str) -> dict[str, Instance]:
         """Instances that this source named and that are not leaving, by id."""
         return {m.instance.id: m.instance for m in self._roster.of(source)}
+
+    def claimants(self, id: str, place: Place | None = None) -> list[tuple[str, Instance]]:  # noqa: A002
+        """Who holds an id or a place, the leaving ones aside: source and instance."""
+        return [(m.source, m.instance) for m in self._roster.claimants(id, place)]
 
     # --- what happened there
 
@@ -230,9 +234,8 @@ class Cluster:
         if engine is None:
             raise ValueError(f"instance {instance.id!r} wants the engine {instance.engine!r}, which is not in use here")
         before = self._roster.admit(instance)
-        member = Member(
-            instance, source, engine, before if before is not None and before.blocks else None, self._around
-        )
+        after = before if before is not None and before.blocks else None
+        member = Member(instance, source, engine, after, self._around)
         self._roster.enter(member)
         self._log.info("instance %s is joining: %s at %s, from %s", instance.id, instance.role, instance.url, source)
         if self._running:
@@ -276,6 +279,7 @@ class Cluster:
         self._publish()
         for member in members:
             self._part(member)
+        self.on_named()
 
     def _publish(self) -> None:
         members = self._roster.current.values()

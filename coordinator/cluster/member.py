@@ -107,12 +107,12 @@ class Member:
         return instance is mine or (instance is not None and (instance.key, instance.engine) == (mine.key, mine.engine))
 
     def update(self, instance: Instance, source: str) -> bool:
-        """Take over what changed about it apart from its identity; returns whether anything did."""
+        """Take over what changed about it apart from its identity; whether anything did, or its source."""
+        changed = (self.instance, self.source) != (instance, source)
+        if self.instance != instance:
+            self.instance = instance
         self.source = source
-        if self.instance == instance:
-            return False
-        self.instance = instance
-        return True
+        return changed
 
     def readmit(self, instance: Instance, source: str) -> bool:
         """Use it again although it was held or leaving."""

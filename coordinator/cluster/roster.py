@@ -41,6 +41,11 @@ class Roster:
         """All members under this key: more than one if only the engine protocol differs."""
         return [m for m in (self.holder(instance), *self.former) if m is not None and m.instance.key == instance.key]
 
+    def claimants(self, ident: str, place: Place | None) -> list[Member]:
+        """Members that hold this id or this place, the leaving ones aside."""
+        found = {self.current.get(ident), self._places.get(place) if place is not None else None}
+        return [m for m in found if m is not None and not m.leaving]
+
     def admit(self, instance: Instance) -> Member | None:
         """Whom a new member has to follow at its place, if anybody; raises ValueError if id or place is taken."""
         old = self.current.get(instance.id)

@@ -6,7 +6,9 @@
 from .address import parse_url
 from .checks import notes, restart_keys
 from .compare import MASK, Change, as_running, changes, shown_settings
+from .discovery import Discovery, DnsSource, KubernetesSource, split_nameserver
 from .errors import ConfigError, Finding, OptionError, Problem
+from .instance_file import read_instances
 from .instances import ValidateOptions, instance_from_mapping, to_instances
 from .keyfile import read_keys
 from .loading import load, parse
@@ -38,12 +40,15 @@ __all__ = [
     "Change",
     "Cluster",
     "ConfigError",
+    "Discovery",
+    "DnsSource",
     "EngineTls",
     "Finding",
     "Health",
     "InstanceSettings",
     "Key",
     "Known",
+    "KubernetesSource",
     "Limits",
     "LoadBalance",
     "Logging",
@@ -67,11 +72,13 @@ __all__ = [
     "notes",
     "parse",
     "parse_url",
+    "read_instances",
     "read_keys",
     "read_secret",
     "restart_keys",
     "schema",
     "shown_settings",
+    "split_nameserver",
     "to_instances",
     "tracing_headers",
 ]

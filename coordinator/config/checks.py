@@ -49,12 +49,13 @@ def notes(settings: Settings) -> tuple[str, ...]:
     found: list[str] = []
     instances = settings.cluster.instances
     roles = {entry.role for entry in instances}
-    if not instances and not any(given.get("etcd_endpoints") for given in settings.engines.values()):
+    finds_more = bool(settings.discovery) or any(given.get("etcd_endpoints") for given in settings.engines.values())
+    if not instances and not finds_more:
         found.append("cluster.instances is empty: no request is served until the management plane adds instances")
-    elif instances and Role.HYBRID not in roles and len(roles) == 1:
+    elif instances and Role.HYBRID not in roles and len(roles) == 1 and not settings.discovery:
         missing = Role.DECODE if Role.PREFILL in roles else Role.PREFILL
         found.append(f"cluster.instances has no {missing} instance: no request is served until one is added")
-    elif roles == {Role.HYBRID} and settings.scheduling.fallback == "none":
+    elif roles == {Role.HYBRID} and not settings.discovery and settings.scheduling.fallback == "none":
         found.append("cluster.instances has only hybrid instances, but scheduling.fallback is none: none serves")
     if settings.cluster.model_aliases and settings.cluster.model is None:
         found.append("cluster.model_aliases has no effect while cluster.model is null")

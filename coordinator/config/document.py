@@ -60,14 +60,19 @@ def read_text(path: Path) -> str:
         raise _failed(str(path), data.count(b"\n", 0, error.start) + 1, "is not UTF-8 text") from None
 
 
-def read_document(text: str, name: str) -> Document:
+def read_document(text: str, name: str, list_key: str | None = None) -> Document:
     """Read the one mapping that the text holds.
+
+    Args:
+        text: in YAML.
+        name: of the file, for messages.
+        list_key: set: a list stands for a mapping with that list below this key.
 
     Raises:
         ConfigError: the text is empty, is not YAML, or holds something other than one mapping.
     """
     try:
-        document = _Reader(text).read()
+        document = _Reader(text).read(list_key)
     except _NotMapping as error:
         raise _failed(name, error.line, error.reason) from None
     except yaml.YAMLError as error:
@@ -97,7 +102,7 @@ class _Reader:
         self._constructor = yaml.constructor.SafeConstructor()
         self._document = Document()
 
-    def read(self) -> Document | None:
+    def read(self, list_key: str | None) -> Document | None:
         """The document; None for a file without one."""
         next(self._events)  # the stream's start
         if isinstance(next(self._events), yaml.StreamEndEvent):
@@ -105,9 +110,13 @@ class _Reader:
         root = next(self._events)
         if isinstance(root, yaml.ScalarEvent) and not root.value and root.implicit[0]:
             return None
-        if not isinstance(root, yaml.MappingStartEvent):
+        if list_key is not None and isinstance(root, yaml.SequenceStartEvent):
+            self._document.lines[list_key,] = _line(root)
+            self._document.data = {list_key: self._list((list_key,), 1)}
+        elif isinstance(root, yaml.MappingStartEvent):
+            self._document.data = self._mapping((), 0)
+        else:
             raise _NotMapping(_line(root), f"must hold keys like 'cluster:', not {_kind(root)}")
-        self._document.data = self._mapping((), 0)
         next(self._events)  # the document's end
         further = next(self._events)
         if not isinstance(further, yaml.StreamEndEvent):

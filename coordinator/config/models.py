@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from coordinator.core.instance import Role
 
+from .discovery import Discovery
 from .fields import (
     Count,
     EngineName,
@@ -249,6 +250,7 @@ class Settings(Section):
 
     server: Server = Field(Server(), description="where the coordinator listens")
     cluster: Cluster = Field(Cluster(), description="the engine instances")
+    discovery: Discovery = Field(Discovery(), description="where further instances come from while it runs")
     scheduling: Scheduling = Field(Scheduling(), description="who gets a request")
     limits: Limits = Field(Limits(), description="what is taken on at most")
     timeouts: Timeouts = Field(Timeouts(), description="deadlines in seconds; 0: off")

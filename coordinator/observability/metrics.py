@@ -117,6 +117,8 @@ class Metrics:
         self._gauge("kv_waiting_requests", "Requests that wait for memory for their KV.")
         self._gauge("stage_requests", "Requests in one stage.", ("stage",))
         self._gauge("bottleneck_stage", "1: the stage that held most of the waiting of late, 0: not.", ("stage",))
+        self._gauge("discovery_up", "1: a source of instances could be asked the last time, 0: not.", ("source",))
+        self._gauge("discovery_instances", "Members of the cluster that a source names.", ("source",))
         self._gauge("engine_scrape_age_seconds", "Age of an instance's own metrics.", ("instance", "role"))
 
     def _declare_events(self) -> None:

@@ -25,6 +25,7 @@ cluster:
   model_aliases: []
   tokenizer: null
   instances: []
+discovery: {files: [], dns: [], kubernetes: []}
 scheduling:
   policy: load_balance
   fallback: hybrid
