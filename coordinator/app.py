@@ -90,6 +90,7 @@ class App:
         self.data = DataPlane(
             settings, self.cluster, self.scheduler, self._engines, telemetry, max_connections=max_connections
         )
+        self._certificates.on_change = self._engines.renew_certificates
         self.management.tls = self._certificates.context("management")
         self.data.server.tls = self._certificates.context("data")
         self.security = Security(settings, self.management, self._certificates, self.data.secure, self.metrics)

@@ -87,6 +87,18 @@ class RenewableEngine(Protocol):
 
 
 @runtime_checkable
+class CertificateUser(Protocol):
+    """An engine protocol that reads certificates from files by itself."""
+
+    def renew_certificates(self) -> None:
+        """Open connections with the files as they are from here on; requests that run go on as they are.
+
+        The files have been found good. Must not raise.
+        """
+        ...
+
+
+@runtime_checkable
 class AnsweringEngine(Protocol):
     """A SplitEngine (core.ports) whose serving halves talk back to the one that holds the streams."""
 

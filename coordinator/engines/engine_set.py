@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.core.abilities import RenewableEngine
+from coordinator.core.abilities import CertificateUser, RenewableEngine
 from coordinator.core.ports import EngineProtocol
 from coordinator.engines.context import EngineContext
 from coordinator.engines.table import load_engine
@@ -45,6 +45,12 @@ class EngineSet(dict[str, EngineProtocol]):
         """Make one; raises ValueError if there is no such engine."""
         self._contexts[name] = context = replace(self._context, settings=settings)
         self[name] = load_engine(name)(context)
+
+    def renew_certificates(self) -> None:
+        """Have those that read certificates by themselves read them again."""
+        for engine in self.values():
+            if isinstance(engine, CertificateUser):
+                engine.renew_certificates()
 
     def prepare(self, wanted: Mapping[str, Mapping[str, object]], habits: Habits) -> Callable[[], None]:
         """Make what is missing of the wanted ones; the result, when called, puts them and all settings to use.

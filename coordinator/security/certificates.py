@@ -21,6 +21,9 @@ class Certificates:
         peers: is told how engines are spoken to.
         ports: those that this process listens on: `data`, `management`.
 
+    Attributes:
+        on_change: called when files have changed and are good.
+
     Raises:
         ConfigError: a file cannot be used.
     """
@@ -30,6 +33,7 @@ class Certificates:
         self._peers = peers
         self._names = ports
         self._ports: dict[str, PortTls] = {}
+        self.on_change: Callable[[], None] | None = None
         contexts, outbound = self._read(settings)
         for name, context in contexts.items():
             self._ports[name] = PortTls(context)
@@ -72,6 +76,8 @@ class Certificates:
             LOG.error("certificates and keys not read again, those before stay in use: %s", error)
             return
         LOG.info("certificates and keys of engines read again")
+        if self.on_change is not None:
+            self.on_change()
 
     def _read(self, settings: Settings) -> tuple[dict[str, ssl.SSLContext], Outbound]:
         """The contexts of the ports, and how engines are spoken to."""

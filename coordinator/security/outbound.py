@@ -10,7 +10,9 @@ from coordinator.core.instance import Address
 from coordinator.security.tls import TlsError, engine_context, files_of
 from coordinator.transport.peers import Peer
 
-TLS_KEYS: Final = ("ca_file", "cert_file", "key_file", "server_name")
+FILES: Final = ("ca_file", "cert_file", "key_file")
+PAIR: Final = FILES[1:]
+TLS_KEYS: Final = (*FILES, "server_name")
 KEY_KEYS: Final = ("engine_key_env", "engine_key_file")
 _AS_SYSTEM: Final = EngineTls()
 
@@ -92,6 +94,15 @@ def outbound_files(settings: Settings) -> Iterator[str]:
     """The files that certificates and keys for engines come from."""
     yield from files_of(settings.tls.engines)
     holders: tuple[Any, ...] = (settings.auth, *settings.cluster.instances)
-    names = ("ca_file", "cert_file", "key_file", "engine_key_file")
     for holder in holders:
-        yield from filter(None, (getattr(holder, name, None) for name in names))
+        yield from filter(None, (getattr(holder, name, None) for name in (*FILES, "engine_key_file")))
+    for own in settings.engines.values():
+        yield from (file for name in FILES if isinstance(file := own.get(name), str))
+
+
+def tls_settings(given: EngineTls, own: Mapping[str, object]) -> dict[str, object]:
+    """What `tls.engines` says in the terms of an engine whose settings have these names, where they say nothing."""
+    names = (
+        TLS_KEYS if not any(own.get(name) for name in PAIR) else tuple(name for name in TLS_KEYS if name not in PAIR)
+    )
+    return {name: value for name in names if name in own and own[name] is None and (value := getattr(given, name))}

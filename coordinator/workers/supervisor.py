@@ -77,6 +77,7 @@ class Supervisor:
         )
         self._uses = uses_words(memory, count, SLOTS)
         self.crew.on_end = self._ended
+        self._certificates.on_change = self._engines.renew_certificates
         self.management.tls = self._certificates.context("management")
         self.security = Security(settings, self.management, self._certificates, self._secure, self.metrics)
         self.control.reloader.parts.append(self.security.apply)

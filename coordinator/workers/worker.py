@@ -109,6 +109,7 @@ class Worker:
             telemetry,
             max_connections=start.max_connections,
         )
+        self._certificates.on_change = self._engines.renew_certificates
         self._data.server.tls = self._certificates.context("data")
         self._data.door.guard = Guard(KeyUses(uses_words(memory, start.workers, start.slots), start.worker))
         self._data.dispatcher.elsewhere = self._board.live_elsewhere

@@ -22,6 +22,7 @@ from coordinator.wire.disaggpb import HEALTH_METHOD, SERVING, WireError, read_he
 FIRST_WAIT_MS = 100
 LONGEST_CONNECT_MS = 20000
 PARTING_S = 1.0
+RETIRE_S = 86400.0
 LATE_S = 0.5  # a deadline is the dispatcher's to tell; the worker's own comes a moment later
 GET_READY = grpc.ChannelConnectivity.READY
 Request = Callable[[], bytes]
@@ -111,6 +112,13 @@ class Worker:
 
     def _gone(self) -> EngineFailed:
         return EngineFailed(side_of(self.instance), self.instance.id, "closed", detail="the channel is closed")
+
+    async def retire(self) -> None:
+        """Close the channel as soon as the calls that run have ended, a day later at most; at once on cancellation."""
+        try:
+            await self._channel.close(RETIRE_S)
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Close the channel; calls that still run fail."""

@@ -1,5 +1,6 @@
 """The engine protocol `disaggpb`: prefill's KV is collected and goes to decode with the request."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from coordinator.engines.disaggpb.legs import DecodeLeg, Job, fetch_kv, packed
 from coordinator.engines.disaggpb.settings import (
     MISSING,
     RENEWABLE,
+    TLS_KEYS,
     channel_settings,
     check_options,
     check_settings,
@@ -39,6 +41,7 @@ class DisaggpbEngine:
         self._context = context
         self._settings: dict[str, Any] = dict(check_settings(context.settings))
         self._workers: dict[object, Worker] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
         self.budget = KvBudget(kv_limits(self._settings))
         self._layers = LayerCounts(self._settings["kv_layers"])
         context.metrics.add_gauge("kv_buffered_bytes", lambda: [((), self.budget.buffered_bytes)])
@@ -58,8 +61,10 @@ class DisaggpbEngine:
 
     def renew(self, settings: Mapping[str, object]) -> None:
         """Take requests in by these limits from here on; what has been given away stays given."""
-        self._settings = dict(settings)
+        before, self._settings = self._settings, dict(settings)
         self.budget.renew(kv_limits(self._settings))
+        if any(before[key] != self._settings[key] for key in TLS_KEYS):
+            self.renew_certificates()
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Make a channel and begin to connect."""
@@ -71,6 +76,22 @@ class DisaggpbEngine:
         settings = channel_settings(self._settings, instance.options)
         self._workers[instance.key] = Worker(instance, settings, self._context.connect_s)
         watcher.linked()
+
+    def renew_certificates(self) -> None:
+        """Open other channels to instances with TLS; calls that run end on those that there are."""
+        for key, worker in self._workers.items():
+            instance = worker.instance
+            if not instance.address.tls:
+                continue
+            settings = channel_settings(self._settings, instance.options)
+            try:
+                self._workers[key] = type(worker)(instance, settings, self._context.connect_s)
+            except OSError as error:
+                self._context.log.error("instance %s keeps its certificates: %s", instance.id, error.strerror)
+                continue
+            task = asyncio.create_task(worker.retire(), name=f"retire a channel to {instance.id}")
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
 
     async def detach(self, instance: Instance) -> None:
         """Close the channel."""
@@ -148,6 +169,11 @@ class DisaggpbEngine:
 
     async def aclose(self) -> None:
         """Close all channels."""
+        retiring = tuple(self._retiring)
+        for task in retiring:
+            task.cancel()
+        if retiring:
+            await asyncio.wait(retiring)
         workers = list(self._workers.values())
         self._workers.clear()
         for worker in workers:

@@ -7,7 +7,7 @@ import sys
 
 import grpc
 import pytest
-from disagg_workers import FakeWorker, says
+from disagg_workers import FakeWorker, says, token_message
 from disagg_world import World, ended, tokens_of
 from engine_world import GUARD_S, Watcher, context, instance, until
 
@@ -347,3 +347,38 @@ class Lossy:
         self.server.close()
         for writer in self.writers:
             writer.close()
+
+
+async def test_new_certificates_count_for_new_connections_and_calls_that_run_end_on_the_old_one(pki, tmp_path):
+    """The authority's file is replaced by another one: what runs goes on, what comes next is checked against it."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes((pki / "ca.pem").read_bytes())
+    settings = {"ca_file": str(ca), "server_name": "worker.test"}
+    async with World(workers={name: secured(pki) for name in ("p0", "d0")}, settings=settings) as world:
+        gate = asyncio.Event()
+
+        async def slowly(ask):
+            yield token_message(ask.wire_id, 4)
+            await gate.wait()
+            yield token_message(ask.wire_id, 2, "stop")
+
+        world.script(decode=slowly)
+        running = asyncio.create_task(world.run(), name="running")
+        await until(lambda: world.workers["d0"].calls)
+        before = len(world.workers["d0"].callers)
+        world.engine.renew_certificates()
+        await world.engine.probe(world.instances["d0"])
+        assert not running.done()
+        ca.write_bytes((pki / "coordinator.test.pem").read_bytes())  # which has not issued the worker's
+        world.engine.renew_certificates()
+        with pytest.raises(EngineFailed):
+            await world.engine.probe(world.instances["d0"])
+        gate.set()
+        assert tokens_of(await running) == ([4, 2], "stop")
+        ca.write_bytes((pki / "ca.pem").read_bytes())
+        world.engine.renew_certificates()
+        await world.engine.probe(world.instances["d0"])
+        assert len(world.workers["d0"].callers) > before
+        ca.unlink()
+        world.engine.renew_certificates()  # keeps what it has
+        await world.engine.probe(world.instances["d0"])
