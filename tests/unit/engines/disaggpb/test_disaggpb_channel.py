@@ -365,7 +365,6 @@ async def test_new_certificates_count_for_new_connections_and_calls_that_run_end
         world.script(decode=slowly)
         running = asyncio.create_task(world.run(), name="running")
         await until(lambda: world.workers["d0"].calls)
-        before = len(world.workers["d0"].callers)
         world.engine.renew_certificates()
         await world.engine.probe(world.instances["d0"])
         assert not running.done()
@@ -378,7 +377,9 @@ async def test_new_certificates_count_for_new_connections_and_calls_that_run_end
         ca.write_bytes((pki / "ca.pem").read_bytes())
         world.engine.renew_certificates()
         await world.engine.probe(world.instances["d0"])
-        assert len(world.workers["d0"].callers) > before
+        world.script(decode=says(4, 2))
+        assert tokens_of(await world.run()) == ([4, 2], "stop")
+        assert len(world.workers["d0"].callers) == 2  # the old connection and another one
         ca.unlink()
         world.engine.renew_certificates()  # keeps what it has
         await world.engine.probe(world.instances["d0"])
