@@ -71,8 +71,8 @@ async def prompt_of(generation: Generation, tokenizer: Tokenizer | None) -> Toke
 async def _of_ids(ids: tuple[int, ...], generation: Generation, tokenizer: Tokenizer | None) -> TokenPrompt:
     if tokenizer is None:
         return TokenPrompt(ids)
-    if max(ids) >= tokenizer.vocab_size:
-        raise BadRequest(f"the prompt has a token id above {tokenizer.vocab_size - 1}, the model's highest")
+    if max(ids) > tokenizer.highest_id:
+        raise BadRequest(f"the prompt has a token id above {tokenizer.highest_id}, the model's highest")
     text = ""
     if generation.echo:
         text = await tokenizer.text(ids, skip_special=generation.skip_special_tokens)

@@ -40,7 +40,7 @@ class Tokenizer:
     Attributes:
         eos_ids: tokens that end a generation, by generation_config.json and tokenizer_config.json.
         special_ids: tokens that are markers and no text.
-        vocab_size: number of tokens, added ones included.
+        highest_id: of all tokens, added ones included; there may be ids below it that no token has.
     """
 
     def __init__(self, library: "tokenizers.Tokenizer", folder: ModelFolder, pool: Executor | None) -> None:
@@ -54,7 +54,7 @@ class Tokenizer:
         self.special_ids = frozenset(token for token, shown in added.items() if shown.special)
         eos = library.token_to_id(folder.tokens["eos_token"]) if "eos_token" in folder.tokens else None
         self.eos_ids = folder.eos_ids | ({eos} if eos is not None else frozenset())
-        self.vocab_size = library.get_vocab_size(with_added_tokens=True)
+        self.highest_id = max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         self._bytes = [self._pieces(byte_level_piece, hidden, b"") for hidden in (frozenset[int](), self.special_ids)]
         self._mixed = [self._pieces(self._fallback, hidden, None) for hidden in (frozenset[int](), self.special_ids)]
 

@@ -370,6 +370,10 @@ class WordTokenizer:
     def __init__(self):
         self.words = []
 
+    @property
+    def highest_id(self):
+        return len(self.words) - 1
+
     async def encode(self, text, *, special=True):
         assert not special, "the engines add no marks"
         return [self._id(word) for word in text.split(" ") if word]

@@ -1,18 +1,21 @@
 """One attempt's work: what of the client's body goes into which call."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw
 
+from coordinator.api.generation import MOST_CHOICES, MOST_TEMPERATURE
 from coordinator.core.errors import BadRequest
 from coordinator.core.request import Request
 from coordinator.engines.microserving.chat import CHAT, completion_fields
 from coordinator.engines.microserving.progress import FIELD, Progress, read_progress
+from coordinator.engines.microserving.prompts import check_ids, is_text, single_prompt, with_sent
 from coordinator.tokens import Tokenizer
 from coordinator.wire.completion_stream import Reading
 from coordinator.wire.events import wants_usage
-from coordinator.wire.json_edit import Fields, given, is_true, items, number, object_fields, request_fields, text
+from coordinator.wire.json_edit import Fields, given, is_true, number, object_fields, request_fields, text
 from coordinator.wire.microserving import ONLY_GENERATE, OURS, debug_config
 
 NAME = "microserving"
@@ -20,8 +23,13 @@ SPOKEN = "openai"
 OWN_WORDS = frozenset({"debug_config", "ignore_eos", FIELD, *OURS})
 _DROPPED = OWN_WORDS | ONLY_GENERATE
 _ZERO = Raw(b"0")
-_IDS = msgspec.json.Decoder(list[int])
-_TOKEN_START = b"-0123456789]"
+_NUMBER = msgspec.json.Decoder(int | float | None)
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "n": (1, MOST_CHOICES),
+    "temperature": (0, MOST_TEMPERATURE),
+    "top_p": (0, 1),
+    "seed": (-(2**63), 2**63 - 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class Task:
     @property
     def goes_on(self) -> bool:
         """Whether what was begun can go on elsewhere."""
-        return not self.several and (self.tokenizer is not None or _mark(self.fields["prompt"]) == b'"')
+        return not self.several and (self.tokenizer is not None or is_text(self.fields["prompt"]))
 
     @property
     def spent(self) -> bool:
@@ -117,14 +125,16 @@ async def make_task(
     Raises:
         BadRequest: it cannot be served, in plain words.
     """
+    _check_ranges(fields)
     chat = request.path.startswith(CHAT)
     if chat and alone:
         return _native_chat(request, fields, progress)
     if chat:
         fields = await completion_fields(fields, tokenizer)
     prompt = single_prompt(fields.get("prompt"))
+    check_ids(prompt, tokenizer)
     own, last = _own(fields)
-    own["prompt"], ids = await _with_sent(prompt, progress, tokenizer, count=count)
+    own["prompt"], ids = await with_sent(prompt, progress.text, tokenizer, count=count)
     several = (number(fields.get("n")) or 1) > 1 or _has_grammar(fields.get("response_format"))
     limited = _with_limit(own, last, progress)
     must_count = given(limited.get("max_tokens")) or (alone and wants_usage(last.get("stream_options")))
@@ -172,94 +182,6 @@ def _own(fields: Fields) -> tuple[Fields, Fields]:
     return own, last
 
 
-def single_prompt(value: Raw | None) -> Raw:
-    """The one prompt of a body: text or token ids, not empty.
-
-    An empty one would kill the engine (§7: begin must lie below the prompt's length).
-
-    Raises:
-        BadRequest: there is none, or more than one.
-    """
-    if not given(value):
-        raise BadRequest("`prompt` is missing")
-    assert value is not None
-    mark = _mark(value)
-    if mark == b"[" and not _is_ids(value):
-        listed = items(value) or []
-        if len(listed) != 1:
-            raise BadRequest("`prompt` must be one prompt: a list of prompts is not served by these engines")
-        return single_prompt(listed[0])
-    if mark not in (b'"', b"["):
-        raise BadRequest("`prompt` must be a string or a list of token ids")
-    if bytes(memoryview(value)[:2]) == b'""' or (mark == b"[" and memoryview(value)[1:64].tobytes().lstrip() == b"]"):
-        raise BadRequest("`prompt` is empty")
-    return value
-
-
-def token_ids(value: Raw) -> list[int]:
-    """A prompt of token ids; raises BadRequest."""
-    try:
-        return _IDS.decode(value)
-    except msgspec.MsgspecError:
-        raise BadRequest("`prompt` must be a string or a list of token ids") from None
-
-
-def _is_ids(value: Raw) -> bool:
-    """Whether a prompt is a list of token ids, be it empty."""
-    head = bytes(memoryview(value)[:64])
-    return head[:1] == b"[" and head[1:].lstrip()[:1] in _TOKEN_START
-
-
-def _mark(value: Raw) -> bytes:
-    """The first byte, by which a string or a list is known."""
-    return bytes(memoryview(value)[:1])
-
-
-async def _with_sent(
-    prompt: Raw, progress: Progress, tokenizer: Tokenizer | None, *, count: bool
-) -> tuple[Raw, int | None]:
-    """The prompt of this attempt: the client's and what was generated, as token ids where they must be counted."""
-    said = progress.text
-    if not (said or count):
-        return prompt, None
-    if _is_ids(prompt):
-        ids = token_ids(prompt)
-        if said:
-            assert tokenizer is not None, "without a tokenizer nothing goes on after token ids"
-            ids = (await _with_generated(ids, said, tokenizer))[0]
-        return Raw(msgspec.json.encode(ids)), len(ids)
-    words = text(prompt)
-    if words is None:
-        raise BadRequest("`prompt` is not valid text")
-    if not count:
-        return Raw(msgspec.json.encode(words + said)), None
-    ids = await _counted(words, said, tokenizer)
-    return Raw(msgspec.json.encode(ids)), len(ids)
-
-
-async def _counted(words: str, said: str, tokenizer: Tokenizer | None) -> list[int]:
-    """The ids of a text and of what was generated after it."""
-    if tokenizer is None:
-        raise BadRequest("this model has no tokenizer here: send the prompt as token ids")
-    ids = await tokenizer.encode(words, special=False)
-    if not ids:
-        raise BadRequest("`prompt` is empty")
-    if not said:
-        return ids
-    longer, faithful = await _with_generated(ids, said, tokenizer)
-    return longer if faithful else await tokenizer.encode(words + said, special=False)
-
-
-async def _with_generated(ids: list[int], said: str, tokenizer: Tokenizer) -> tuple[list[int], bool]:
-    """The ids of a prompt and of what was generated after it, and whether they stand for just this text.
-
-    Encoded by itself the generated text begins where its first token began. Some tokenizers put a space in front.
-    """
-    more = await tokenizer.encode(said, special=False)
-    text_of = tokenizer.detokenizer(ids)
-    return ids + more, text_of.push(more) + text_of.end() == said
-
-
 def _with_limit(own: Fields, last: Fields, progress: Progress) -> Fields:
     """The fields with what is left of `max_tokens`; nothing is echoed twice."""
     if progress.started:
@@ -273,6 +195,21 @@ def _with_limit(own: Fields, last: Fields, progress: Progress) -> Fields:
 def _has_grammar(value: Raw | None) -> bool:
     kind = text((object_fields(value) or {}).get("type"))
     return kind not in (None, "text")
+
+
+def _check_ranges(fields: Fields) -> None:
+    """Refuse numbers that the engine asserts (its pydantic models do not): its 500 would look like its own failure.
+
+    What is no number at all is refused by the engine itself, in its own words.
+    """
+    for name, (least, most) in _RANGES.items():
+        value = fields.get(name)
+        try:
+            found = _NUMBER.decode(value) if value is not None else None
+        except msgspec.MsgspecError:
+            continue
+        if found is not None and not least <= found <= most:
+            raise BadRequest(f"`{name}` must be from {least} to {most}")
 
 
 def _check_last(last: Fields) -> None:

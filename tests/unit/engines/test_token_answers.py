@@ -115,7 +115,7 @@ async def test_token_ids_are_taken_as_they_are(tokenizer):
 
 async def test_token_ids_that_the_model_does_not_have(tokenizer):
     with pytest.raises(BadRequest, match=r"the prompt has a token id above \d+, the model's highest"):
-        await read_token_request(asked(COMPLETIONS, prompt=[5, tokenizer.vocab_size]), tokenizer)
+        await read_token_request(asked(COMPLETIONS, prompt=[5, tokenizer.highest_id + 1]), tokenizer)
 
 
 async def test_an_empty_prompt(tokenizer):

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tokenizers
 from token_folders import KINDS, library, write_folder
 
 from coordinator.core.errors import BadRequest
@@ -35,7 +36,14 @@ async def test_ids_are_the_librarys(make):
     assert await made.encode(text) == library("byte_level").encode(text).ids
     assert await made.encode(text, special=False) == library("byte_level").encode(text, add_special_tokens=False).ids
     assert (await made.encode(text))[0] == library("byte_level").token_to_id("<s>")
-    assert made.vocab_size == library("byte_level").get_vocab_size()
+    assert made.highest_id == library("byte_level").get_vocab_size() - 1
+
+
+def test_ids_may_have_gaps(tmp_path):
+    write_folder(tmp_path)
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 900}, unk_token="a"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.load(tmp_path).highest_id == 900
 
 
 async def test_a_folders_padding_and_truncation_are_not_for_prompts(tmp_path, pool):

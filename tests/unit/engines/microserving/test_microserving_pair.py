@@ -129,7 +129,9 @@ async def test_metadata_that_makes_no_sense_is_decodes_fault_and_frees_what_it_h
         assert world.prefill.calls == []
 
 
-@pytest.mark.parametrize("prompt", ["", [], ["a", "b"], [[1], [2]], 7, None, {"a": 1}])
+@pytest.mark.parametrize(
+    "prompt", ["", [], ["a", "b"], [[1], [2]], 7, None, {"a": 1}, [1, -1], [2**31], [[10**30]], [1.5], [1, "a"], [[]]]
+)
 async def test_prompts_that_are_refused_before_any_call(prompt):
     async with World() as world:
         run = await world.run(prompt=prompt)
@@ -142,6 +144,38 @@ async def test_a_list_of_one_prompt_is_that_prompt(prompt):
     async with World() as world:
         assert (await world.run(prompt=prompt)).text == "A B C D"
         assert world.decode.bodies(PREPARE)[0]["prompt"] == prompt[0]
+
+
+async def test_token_ids_that_the_model_does_not_have_are_refused_before_any_call():
+    async with World(tokenizer=(tokenizer := WordTokenizer())) as world:
+        await tokenizer.encode("one two three", special=False)
+        assert (await world.run(prompt=[0, 1, 2])).text == "A B C D"
+        run = await world.run(prompt=[0, 3])
+        assert isinstance(run.error, BadRequest)
+        assert "2, the model's highest" in run.error.message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"n": 0}, {"n": -1}, {"n": 129}, {"temperature": -0.1}, {"top_p": 1.01}, {"top_p": -1}, {"seed": 2**63}],
+    ids=str,
+)
+@pytest.mark.parametrize("alone", [False, True])
+async def test_numbers_that_an_engine_asserts_are_refused_before_any_call(given, alone):
+    """Its 500 would look like a failure of its own, and put one decode instance after the other out of use."""
+    async with World(**{"mode": "round-robin", "hybrid": True} if alone else {}) as world:
+        run = await world.run(**given)
+        assert isinstance(run.error, BadRequest)
+        assert f"`{next(iter(given))}`" in run.error.message
+        assert not any(fake.calls for fake in world.fakes)
+
+
+async def test_numbers_at_their_limits_are_passed_on():
+    async with World() as world:
+        given = {"n": None, "temperature": 0, "top_p": 1, "seed": 2**63 - 1, "max_tokens": 4}
+        assert (await world.run(**given)).text == "A B C D"
+        sent = world.decode.bodies(PREPARE)[0]
+        assert {name: sent[name] for name in given} == given
 
 
 @pytest.mark.parametrize("given", [{"suffix": 7}, {"echo": "yes"}, {"stream_options": []}])
