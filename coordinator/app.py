@@ -15,7 +15,7 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
-from coordinator.parts import make_engines, make_policies, make_tokenizers, make_tracer
+from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.renewal import Renewal
 from coordinator.scheduler import Scheduler
@@ -85,8 +85,7 @@ class App:
         )
         self.cluster = self.control.cluster
         self.management = self.control.management
-        self._tracer = make_tracer(settings, self.metrics)
-        telemetry = Telemetry(self.metrics, access, self.control.traffic.note, recent, self._tracer)
+        telemetry = Telemetry(self.metrics, access, self.control.traffic.note, recent)
         self.data = DataPlane(
             settings, self.cluster, self.scheduler, self._engines, telemetry, max_connections=max_connections
         )
@@ -157,7 +156,6 @@ class App:
         for engine in self._engines.values():
             await engine.aclose()
         await self._tokenizers.aclose()
-        if self._tracer is not None:
-            await self._tracer.aclose()
+        await self.data.aclose()
         await self.control.aclose()
         await self._client.aclose()

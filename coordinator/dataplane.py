@@ -1,7 +1,8 @@
 """What serves clients: front door, dispatcher and HTTP server, on top of a scheduler and engines."""
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.api.families import FAMILIES
@@ -11,7 +12,7 @@ from coordinator.core.errors import Draining
 from coordinator.core.ports import EngineProtocol, Members
 from coordinator.dispatch import Dispatcher
 from coordinator.frontdoor import FrontDoor, ModelNames, Telemetry
-from coordinator.parts import dispatch_limits, door_settings
+from coordinator.parts import dispatch_limits, door_settings, make_tracer
 from coordinator.scheduler import Scheduler
 from coordinator.security.keys import Key
 from coordinator.security.proxies import TrustedProxies
@@ -41,6 +42,8 @@ class DataPlane:
         max_connections: int | None = None,
     ) -> None:
         self.settings = settings
+        self._metrics = telemetry.metrics
+        self._retiring: set[asyncio.Task[None]] = set()
         cluster = settings.cluster
         self.dispatcher = Dispatcher(scheduler, members, engines, telemetry.metrics, dispatch_limits(settings))
         names = self._names = ModelNames(
@@ -49,6 +52,7 @@ class DataPlane:
         self.door = FrontDoor(
             RouteTable(FAMILIES), self.dispatcher, names, telemetry, door_settings(settings), members.ready_pair
         )
+        self.door.tracer = make_tracer(settings, telemetry.metrics)
         limits = ServerLimits(
             max_body_bytes=settings.limits.max_body_bytes,
             max_header_bytes=settings.limits.max_header_bytes,
@@ -68,6 +72,32 @@ class DataPlane:
         self.server.limits = replace(
             self.server.limits, max_body_bytes=limits.max_body_bytes, max_header_bytes=limits.max_header_bytes
         )
+
+    async def prepare_tracing(self, settings: Settings) -> Callable[[], None]:
+        """Build what traces requests by these settings; the result, when called, puts it in the place of the former.
+
+        Raises:
+            ValueError: a variable with headers has become useless.
+        """
+        if settings.tracing == self.settings.tracing:
+            return lambda: None
+        tracer = await asyncio.to_thread(make_tracer, settings, self._metrics)
+
+        def apply() -> None:
+            former, self.door.tracer = self.door.tracer, tracer
+            if former is not None:
+                task = asyncio.create_task(former.aclose(), name="last traces")
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+        return apply
+
+    async def aclose(self) -> None:
+        """Send the traces that are left, within a short time."""
+        if self.door.tracer is not None:
+            await self.door.tracer.aclose()
+        if self._retiring:
+            await asyncio.wait(self._retiring)
 
     def secure(self, settings: Settings, keys: Sequence[Key] | None) -> None:
         """Go by these keys, and by what else the settings say of whom to believe; None: nobody needs a key."""

@@ -64,6 +64,7 @@ class Renewal:
         """
         async with asyncio.timeout(BUILD_S):
             adopt_tokenizers = await asyncio.to_thread(renew_tokenizers, settings, self._tokenizers)
+            retrace = await self._data.prepare_tracing(settings) if self._data is not None else None
         renew_engines = self._engines.prepare(wanted_engines(settings), engine_habits(settings))
         old, new = self.settings.scheduling, settings.scheduling
         fresh = old != new.model_copy(update={"fallback": old.fallback})
@@ -79,6 +80,8 @@ class Renewal:
                 self._scheduler.renew(told, max_queue=settings.limits.max_queue, fallback=new.fallback)
             if self._data is not None:
                 self._data.renew(settings)
+            if retrace is not None:
+                retrace()
             if self.on_logging is not None:
                 self.on_logging(settings.logging)
 

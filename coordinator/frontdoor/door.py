@@ -59,13 +59,12 @@ class DoorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Who is told of finished requests; `traffic` takes prompt bytes and events. `tracer` is None: none is traced."""
+    """Who is told of finished requests; `traffic` takes prompt bytes and events."""
 
     metrics: Metrics
     access: AccessLog
     traffic: Callable[[int, int], None]
     recent: Recent = field(default_factory=Recent)
-    tracer: Tracer | None = None
 
 
 class FrontDoor:
@@ -77,6 +76,7 @@ class FrontDoor:
     Attributes:
         guard: says who may call; everybody, unless it is given keys.
         proxies: whose word counts about the addresses of clients.
+        tracer: traces requests; None: they are not traced.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FrontDoor:
         self._models = models
         self._metrics = telemetry.metrics
         self._telemetry = telemetry
-        self._tracer = telemetry.tracer
+        self.tracer: Tracer | None = None
         self.settings = settings
         self._own = OwnAnswers(models, ready, settings.version)
         self.guard = Guard()
@@ -258,8 +258,8 @@ class FrontDoor:
         self._telemetry.traffic(record.prompt_bytes, record.events)
         self._telemetry.recent.take(record)
         self._telemetry.access.finished(record)
-        if self._tracer is not None:
-            self._tracer.finished(record)
+        if self.tracer is not None:
+            self.tracer.finished(record)
 
     # --- answers of our own
 
@@ -280,8 +280,8 @@ class FrontDoor:
         ident = request_id(exchange.headers) or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
         client = self.proxies.client(exchange.peer, exchange.headers)
         record = RequestRecord(ident, family.name, exchange.path, client, "" if key is None else key.name)
-        if self._tracer is not None:
-            record.trace = self._tracer.begin(exchange.headers, exchange.method, exchange.arrived_s)
+        if self.tracer is not None:
+            record.trace = self.tracer.begin(exchange.headers, exchange.method, exchange.arrived_s)
         return record
 
     def _relay(self, exchange: Exchange, family: Family, record: RequestRecord) -> Relay:

@@ -15,7 +15,7 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
-from coordinator.parts import make_engines, make_policies, make_tokenizers, make_tracer
+from coordinator.parts import make_engines, make_policies, make_tokenizers
 from coordinator.policies import inform
 from coordinator.renewal import Renewal
 from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
@@ -99,8 +99,7 @@ class Worker:
         self._shared = SharedLoads(self._board)
         self._scheduler.share(self._shared)
         self._recent = Recent()
-        self._tracer = make_tracer(settings, self._metrics)
-        telemetry = Telemetry(self._metrics, access, self._note, self._recent, self._tracer)
+        telemetry = Telemetry(self._metrics, access, self._note, self._recent)
         self._data = DataPlane(
             settings,
             self._mirror,
@@ -185,8 +184,7 @@ class Worker:
         for engine in self._engines.values():
             await engine.aclose()
         await self._tokenizers.aclose()
-        if self._tracer is not None:
-            await self._tracer.aclose()
+        await self._data.aclose()
         await self._client.aclose()
         self._say(Snapshot(0, packed(self._metrics)))
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import FAST, QUICK_HEALTH
 from dialects import BY_NAME, MODEL
 from processes import until
 from prometheus_process import PROMETHEUS, Prometheus
@@ -16,6 +15,8 @@ from raw_client import ask
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 from boards import BOARDS, filled_in, load, queries
 
+FAST = {"prefill_ms": 3.0, "decode_ms": 3.0, "prefill_lanes": 4}
+QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 1, "fail_after": 2, "recover_after": 1}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("prometheus"),

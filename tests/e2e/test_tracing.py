@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FAST, QUICK_HEALTH
 from dialects import BY_NAME
-from processes import call_json, until
+from processes import call, call_json, until
 from raw_client import Client, ask, eventually
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -18,6 +17,7 @@ import itertools
 
 from otlp_receiver import Receiver
 
+FAST = {"prefill_ms": 3.0, "decode_ms": 3.0, "prefill_lanes": 4}
 pytestmark = pytest.mark.xdist_group("tracing")
 CHAT, STREAM = BY_NAME["chat"], BY_NAME["chat-stream"]
 STAGES = ["queue", "prefill", "handoff", "decode"]
@@ -38,7 +38,6 @@ def site(start, receiver, engine="vllm", workers=1, **more):
         each={"engine": engine},
         server={"port": 0, "management_port": 0, "workers": workers},
         tracing={"endpoint": receiver.endpoint, "service_name": "front"} | more.pop("tracing", {}),
-        health=QUICK_HEALTH,
         **more,
     )
     until(lambda: set(cluster.coordinator.states().values()) == {"ready"}, "all are ready")
@@ -127,6 +126,31 @@ async def test_sampling(start, receiver):
     assert [parent[-2:] for parent, _ in heard(cluster.prefill, f"{1:032x}")] == ["00"]
     log = cluster.coordinator.log()
     assert len(re.findall(r" trace_id=[0-9a-f]{32}", log)) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_it_is_switched_on_and_off_while_serving(start, receiver, workers):
+    cluster = site(start, receiver, workers=workers)
+    coordinator, config = cluster.coordinator, cluster.config
+
+    async def serve(number):
+        trace_id, headers = context(number)
+        assert (await ask(cluster.port, CHAT.path, CHAT.body("Hello"), headers)).status == 200
+        return trace_id
+
+    first = await serve(0)
+    for tracing, number in (({}, 1), (config["tracing"] | {"service_name": "back"}, 2)):
+        coordinator.write_config(config | {"tracing": tracing})
+        coordinator.manage("/v1/config/reload", {}, method="POST")
+        last = await serve(number)
+    await eventually(lambda: receiver.of(last), "spans arrive again")
+    names = [[span.resource["service.name"] for span in receiver.of(trace_id)][:1] for trace_id in (first, last)]
+    assert names == [["front"], ["back"]]  # the former one has sent what it had
+    assert {span.trace_id for span in receiver.spans} == {first, last}
+    coordinator.write_config(config | {"tracing": {"endpoint": "http://a", "headers_env": "NO_SUCH_VARIABLE"}})
+    status, _, body = call(coordinator.management_port, "/v1/config/reload", b"{}")
+    assert status == 400
+    assert b"NO_SUCH_VARIABLE" in body
 
 
 async def test_failures_and_retries(start, receiver):

@@ -34,7 +34,7 @@ def taker():
 @pytest.fixture
 def traced(taker):
     world = World()
-    world.door._tracer = Tracer(1.0, taker)
+    world.door.tracer = Tracer(1.0, taker)
     return world
 
 
