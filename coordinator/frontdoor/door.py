@@ -159,14 +159,14 @@ class FrontDoor:
         """A call that counts for the limits of a key."""
         guard = self.guard
         try:
-            guard.admit(key)
+            use = guard.admit(key)
         except KeyLimitReached as error:
             self._refuse(exchange, error, key)
             return
         try:
             await self._engine_call(exchange, match, key)
         finally:
-            guard.release(key)
+            guard.release(use)
 
     async def _engine_call(self, exchange: Exchange, match: Match, key: Key | None) -> None:
         body = await self._body(exchange, match, key)

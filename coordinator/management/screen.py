@@ -53,7 +53,7 @@ class Screen:
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Ask for a key; browsers may give it as the password of basic credentials."""
         if self._ring is not None and not self._is_open(_route(request)):
-            headers = ((name.lower(), value) for name, value in request.raw_headers)
+            headers = [(name.lower(), value) for name, value in request.raw_headers]
             try:
                 request[WHO] = self._ring.find(headers, basic=True).name
             except InvalidKey as error:
@@ -79,7 +79,7 @@ class Screen:
         return route in self._open or (route in METRICS and self.open_metrics)
 
     def _line(self, request: web.Request, status: int) -> str:
-        headers = ((name.lower(), value) for name, value in request.raw_headers)
+        headers = [(name.lower(), value) for name, value in request.raw_headers]
         client = self.proxies.client(request.remote or "", headers)
         who = request.get(WHO, "-")
         about = f" about={quoted(request[ABOUT])}" if ABOUT in request else ""

@@ -31,10 +31,10 @@ class Guard:
         """The key of a request; None where none is needed. Raises InvalidKey."""
         return self._ring.find(headers) if self.on else None
 
-    def admit(self, key: Key) -> None:
+    def admit(self, key: Key) -> object:
         """See `KeyUses.admit`."""
-        self._uses.admit(key)
+        return self._uses.admit(key)
 
-    def release(self, key: Key) -> None:
+    def release(self, use: object) -> None:
         """See `KeyUses.release`."""
-        self._uses.release(key)
+        self._uses.release(use)

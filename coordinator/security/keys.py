@@ -8,7 +8,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,8 @@ from coordinator.core.errors import InvalidKey
 
 MAX_KEY_BYTES: Final = 512
 LEAST_CHARS: Final = 20
-CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key", b"api-key"))
+ORDER: Final = (b"authorization", b"x-api-key", b"api-key")
+CREDENTIALS: Final = frozenset(ORDER)
 """Headers in which clients send a key: OpenAI's SDKs, TGI's and curl the first, gateways and Azure's SDK the others."""
 
 _ID_BYTES = 4
@@ -27,7 +28,7 @@ _BASIC = b"basic "
 _MISSING = "an API key is needed: send it as `Authorization: Bearer KEY`"
 _WRONG = "the API key is not valid"
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +122,36 @@ def presented(headers: RawHeaders, *, basic: bool = False) -> bytes | None:
     Raises:
         InvalidKey: one of these headers stands twice: nobody can say which one counts.
     """
+    name, value = b"", b""
+    for one in headers:
+        if one[0] in CREDENTIALS:
+            if name:
+                return _best(headers, basic=basic)
+            name, value = one
+    return _token(name, value, basic=basic)
+
+
+def _token(name: bytes, value: bytes, *, basic: bool) -> bytes | None:
+    """The key in one header."""
+    if name != b"authorization":
+        return value or None
+    if value[: len(_BEARER)].lower() == _BEARER:
+        return value[len(_BEARER) :].strip() or None
+    if basic and value[: len(_BASIC)].lower() == _BASIC:
+        return _password(value[len(_BASIC) :])
+    return None
+
+
+def _best(headers: RawHeaders, *, basic: bool) -> bytes | None:
+    """The key where several headers may hold one."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in CREDENTIALS:
             if name in found:
                 raise InvalidKey("a header with an API key stands twice")
             found[name] = value
-    authorization = found.get(b"authorization", b"")
-    if authorization[: len(_BEARER)].lower() == _BEARER:
-        return authorization[len(_BEARER) :].strip() or None
-    if basic and authorization[: len(_BASIC)].lower() == _BASIC:
-        return _password(authorization[len(_BASIC) :])
-    return found.get(b"x-api-key") or found.get(b"api-key") or None
+    given = (_token(name, found[name], basic=basic) for name in ORDER if name in found)
+    return next(filter(None, given), None)
 
 
 def _password(text: bytes) -> bytes | None:

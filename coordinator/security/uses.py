@@ -4,7 +4,6 @@ The numbers lie in a table with a row for each process, which writes its own row
 processes that admit at the same moment may go one above a limit, each.
 """
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -35,6 +34,24 @@ def own_words() -> Words:
     return memoryview(bytearray(size_bytes(1))).cast("q")
 
 
+class _Use:
+    """What this process has of one key.
+
+    Attributes:
+        at: where its words begin, in this process's row.
+        live: requests that are there.
+        period: the last in which one was admitted.
+        counted: those of that period and of the minute before it.
+    """
+
+    __slots__ = ("at", "counted", "live", "period")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.live = self.counted = 0
+        self.period = -1
+
+
 class KeyUses:
     """Admits requests of keys.
 
@@ -48,9 +65,9 @@ class KeyUses:
         width = SLOTS * _WORDS
         self._words = words
         self._own = row * width
-        self._bases = tuple(range(0, len(words), width))
+        self._others = tuple(base - self._own for base in range(0, len(words), width) if base != self._own)
         self._clock = clock
-        self._in_flight: dict[str, int] = {}
+        self._uses: dict[int, _Use] = {}
         self._slots: dict[str, int] = {}
 
     def assign(self, slots: dict[str, int]) -> None:
@@ -58,51 +75,74 @@ class KeyUses:
         for name, slot in self._slots.items():
             if slots.get(name) != slot:
                 self._clear(slot)
-                self._in_flight.pop(name, None)
+                self._uses.pop(slot, None)
         self._slots = dict(slots)
 
-    def admit(self, key: Key) -> None:
-        """Count one more request of a key, which `release` ends. Hot.
+    def admit(self, key: Key) -> object:
+        """Count one more request of a key, which `release` ends; hot.
+
+        Returns:
+            What `release` wants.
 
         Raises:
             KeyLimitReached: the key has its fill; nothing was counted.
         """
-        at = key.slot * _WORDS
-        now_s = self._clock()
-        if key.max_in_flight is not None and self._live(at) >= key.max_in_flight:
-            raise KeyLimitReached(f"the API key has {key.max_in_flight} requests in flight, its limit", retry_after_s=1)
+        use = self._uses.get(key.slot)
+        if use is None:
+            use = self._uses[key.slot] = _Use(self._own + key.slot * _WORDS)
+        most = key.max_in_flight
+        if most is not None and use.live + self._live_elsewhere(use.at) >= most:
+            raise KeyLimitReached(f"the API key has {most} requests in flight, its limit", retry_after_s=1)
         if key.requests_per_minute is not None:
-            self._count(at, now_s, key.requests_per_minute)
-        live = self._in_flight[key.name] = self._in_flight.get(key.name, 0) + 1
-        self._words[self._own + at] = live
+            self._count(use, key.requests_per_minute)
+        use.live += 1
+        self._words[use.at] = use.live
+        return use
 
-    def release(self, key: Key) -> None:
+    def release(self, use: object) -> None:
         """End what `admit` began."""
-        live = self._in_flight.get(key.name)
-        if live is None or self._slots.get(key.name, key.slot) != key.slot:
-            return  # the key is gone, and its place may be another's
-        self._in_flight[key.name] = live - 1
-        self._words[self._own + key.slot * _WORDS] = live - 1
+        assert isinstance(use, _Use)
+        use.live -= 1
+        if (
+            self._uses.get((use.at - self._own) // _WORDS) is use
+        ):  # else its key is gone, and its place may be another's
+            self._words[use.at] = use.live
 
-    def _live(self, at: int) -> int:
-        return sum(self._words[base + at] for base in self._bases)
+    def _live_elsewhere(self, at: int) -> int:
+        return sum(self._words[at + other] for other in self._others) if self._others else 0
 
-    def _count(self, at: int, now_s: float, limit: int) -> None:
-        words = self._words
+    def _count(self, use: _Use, limit: int) -> None:
+        now_s = self._clock()
         period = int(now_s) // PERIOD_S
-        oldest = period - PERIODS
-        rings = (words[base + at + 1 : base + at + _WORDS].tolist() for base in self._bases)
-        counted = [word for word in itertools.chain.from_iterable(rings) if word >> _COUNT_BITS >= oldest]
-        if sum(word & _COUNT for word in counted) >= limit:
-            first = min(word for word in counted if word & _COUNT) >> _COUNT_BITS
-            wait_s = (first + _RING) * PERIOD_S - now_s
+        if use.period != period:
+            use.period = period
+            use.counted = self._sum(use.at, period)
+        counted = use.counted
+        for other in self._others:
+            counted += self._sum(use.at + other, period)
+        if counted >= limit:
             raise KeyLimitReached(
                 f"the API key has made {limit} requests within a minute, its limit",
-                retry_after_s=max(1, min(_WINDOW_S + PERIOD_S, int(wait_s) + 1)),
+                retry_after_s=self._free_in_s(use.at, period, now_s),
             )
-        place = self._own + at + 1 + period % _RING
-        word = words[place]
-        words[place] = word + 1 if word >> _COUNT_BITS == period else period << _COUNT_BITS | 1
+        use.counted += 1
+        place = use.at + 1 + period % _RING
+        word = self._words[place]
+        self._words[place] = word + 1 if word >> _COUNT_BITS == period else period << _COUNT_BITS | 1
+
+    def _recent(self, at: int, period: int) -> list[int]:
+        """The words of a row that count for this period: those of a minute before it, and its own."""
+        oldest = period - PERIODS
+        return [word for word in self._words[at + 1 : at + _WORDS].tolist() if word >> _COUNT_BITS >= oldest]
+
+    def _sum(self, at: int, period: int) -> int:
+        return sum(word & _COUNT for word in self._recent(at, period))
+
+    def _free_in_s(self, at: int, period: int, now_s: float) -> int:
+        """Seconds until the oldest of those that count does so no longer."""
+        words = [word for other in (0, *self._others) for word in self._recent(at + other, period) if word & _COUNT]
+        first = min(words) >> _COUNT_BITS
+        return max(1, min(_WINDOW_S + PERIOD_S, int((first + _RING) * PERIOD_S - now_s) + 1))
 
     def _clear(self, slot: int) -> None:
         at = self._own + slot * _WORDS

@@ -31,10 +31,10 @@ def count_admitted(found, key, tries):
     admitted = 0
     for _ in range(tries):
         try:
-            found.admit(key)
+            use = found.admit(key)
         except KeyLimitReached:
             continue
-        found.release(key)
+        found.release(use)
         admitted += 1
     return admitted
 
@@ -46,13 +46,13 @@ def test_without_limits_there_are_none():
 
 def test_in_flight_is_given_back():
     found, key = uses(Clock()), made(max_in_flight=2)
-    found.admit(key)
+    use = found.admit(key)
     found.admit(key)
     with pytest.raises(KeyLimitReached, match="2 requests in flight") as caught:
         found.admit(key)
     assert caught.value.status == 429
     assert caught.value.retry_after_s == 1
-    found.release(key)
+    found.release(use)
     found.admit(key)
 
 
@@ -98,11 +98,11 @@ def test_processes_count_together():
     words = memoryview(bytearray(size_bytes(3))).cast("q")
     rows = [uses(clock, words, row) for row in range(3)]
     key = made(max_in_flight=2, requests_per_minute=1000)
-    rows[0].admit(key)
+    use = rows[0].admit(key)
     rows[1].admit(key)
     with pytest.raises(KeyLimitReached):
         rows[2].admit(key)
-    rows[0].release(key)
+    rows[0].release(use)
     rows[2].admit(key)
     few = made("b", 1, requests_per_minute=7)
     assert sum(count_admitted(row, few, 5) for row in rows) == 7
@@ -128,20 +128,20 @@ def test_a_reload_keeps_what_is_counted():
 
 def test_a_key_that_is_gone_does_not_weigh_on_its_successor():
     found, gone = uses(Clock()), made("a", 0, max_in_flight=1, requests_per_minute=1)
-    found.admit(gone)
+    use = found.admit(gone)
     found.assign({"new": 0})
     new = made("new", 0, max_in_flight=1, requests_per_minute=1)
     found.admit(new)
-    found.release(gone)
+    found.release(use)
     with pytest.raises(KeyLimitReached):
         found.admit(new)
 
 
 def test_release_after_the_key_is_gone_does_nothing():
     found, key = uses(Clock()), made()
-    found.admit(key)
+    use = found.admit(key)
     found.assign({})
-    found.release(key)
+    found.release(use)
     assert not any(found._words)
 
 
