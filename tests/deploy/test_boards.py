@@ -260,6 +260,11 @@ CASES = [
         "8m", "14m", JOB,
     ),
     Case(
+        "PdCoordinatorDiscoveryLost",
+        {'pd_coordinator_discovery_up{job="j",source="pods"}': "1x5 0x15"},
+        "12m", "9m", {**JOB, "source": "pods"},
+    ),
+    Case(
         "PdCoordinatorOpenFiles",
         {
             'process_open_fds{job="j"}': "10x5 900x20",

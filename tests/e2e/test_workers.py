@@ -306,7 +306,7 @@ async def test_an_instance_goes_when_its_last_request_has_ended(cluster):
 def instances_on_the_page(coordinator: Coordinator) -> set[str]:
     """Every instance that a metric names."""
     samples = [sample for family in coordinator.metric_families() for sample in family.samples]
-    return {sample.labels["instance"] for sample in samples if "instance" in sample.labels}
+    return {sample.labels["instance"] for sample in samples if sample.labels.get("instance")}
 
 
 async def test_limits_hold_for_all_processes_together(start):
