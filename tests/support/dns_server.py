@@ -3,17 +3,14 @@
 import threading
 
 from dnslib import AAAA, CNAME, NS, QTYPE, RCODE, RR, SOA, SRV, A
-from dnslib.server import BaseResolver, DNSHandler, DNSLogger, DNSServer
+from dnslib.server import BaseResolver, DNSLogger, DNSServer
 
 HOST = "127.0.0.1"
 KINDS = {"A": A, "AAAA": AAAA, "SRV": SRV, "CNAME": CNAME}
 ZONE = "serving.test."
-
-
-class Handler(DNSHandler):
-    """Cuts answers over UDP where RFC 1035 wants it."""
-
-    udplen = 512
+TRIES = 20
+POLL_S = 0.02
+MOST_UDP_BYTES = 512  # RFC 1035 §4.2.1
 
 
 class Dns(BaseResolver):
@@ -39,19 +36,36 @@ class Dns(BaseResolver):
         self.port = 0
 
     def __enter__(self):
-        for tcp in (False, True):
-            server = DNSServer(self, address=HOST, port=self.port, tcp=tcp, handler=Handler, logger=DNSLogger("-all"))
-            self.port = server.server.server_address[1]
-            server.server.daemon_threads = True
-            server.start_thread()
-            self._servers.append(server)
-        return self
+        for _ in range(TRIES):
+            try:
+                self._listen()
+            except OSError:  # the port is taken for the other protocol
+                self._close()
+            else:
+                return self
+        raise AssertionError("no port is free for both UDP and TCP")
 
     def __exit__(self, *_):
         self._released.set()
-        for server in self._servers:
-            server.stop()
-            server.server.server_close()
+        self._close()
+
+    def _listen(self):
+        self.port = 0
+        for tcp in (False, True):
+            made = DNSServer(self, address=HOST, port=self.port, tcp=tcp, logger=DNSLogger(logf=lambda _: None))
+            server = made.server
+            self.port = server.server_address[1]
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
+            thread.start()
+            self._servers.append((server, thread))
+
+    def _close(self):
+        while self._servers:
+            server, thread = self._servers.pop()
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
     @property
     def address(self):
@@ -79,6 +93,9 @@ class Dns(BaseResolver):
             reply.add_auth(RR(ZONE, QTYPE.NS, rdata=NS("elsewhere.test."), ttl=60))
         else:
             self._answer(reply, name, kind)
+        if handler.protocol == "udp" and len(reply.pack()) > MOST_UDP_BYTES:
+            reply = request.reply(aa=True)
+            reply.header.tc = 1
         return reply
 
     def _answer(self, reply, name, kind):
