@@ -89,12 +89,19 @@ class MicroservingEngine:
     def check(
         cls, settings: Mapping[str, object], instances: Sequence[Instance], default: object
     ) -> Iterator[tuple[Instance, str]]:
-        """What instances lack for the mode; see engines.table.HasChecks."""
+        """What instances lack for the mode, and whose ranks collide; see engines.table.HasChecks."""
+        made = settings_of(settings)
+        ranks: dict[object, Instance] = {}
         for instance in instances:
             has_tokenizer = default is not None or "tokenizer" in instance.options
-            problem = lack_of(settings_of(settings), instance, has_tokenizer=has_tokenizer)
+            problem = lack_of(made, instance, has_tokenizer=has_tokenizer)
             if problem is not None:
                 yield instance, problem
+            rank = instance.options.get("recv_rank")
+            if rank is not None and made.mode != ROUND_ROBIN:
+                first = ranks.setdefault((instance.group, rank), instance)
+                if first.address != instance.address:
+                    yield instance, f"it has the recv_rank of {first.id}, whose KV it would get, and is in its group"
 
     def _problem(self, instance: Instance) -> str | None:
         has_tokenizer = "tokenizer" in instance.options or self._tokenizer(instance) is not None

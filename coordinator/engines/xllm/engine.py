@@ -44,6 +44,7 @@ class XllmEngine:
     """Engine protocol `xllm`: implements core.ports.EngineProtocol."""
 
     renewable = settings.RENEWABLE
+    check = staticmethod(info.flaws)
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -114,7 +115,7 @@ class XllmEngine:
             await self._calls.health(instance, path, self._context.health_timeout_s)
         except EngineFailed as error:
             if error.connecting:
-                self._fleet.unreached(instance)
+                self._fleet.unreached(instance, refused=error.reason == "connect_refused")
             raise
         self._fleet.reached(instance)
         name = await self._models.of(instance, self._context.health_timeout_s)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Watcher
-from coordinator.engines.xllm.info import Info, Type, info_of
+from coordinator.engines.xllm.info import Info, Type, info_of, lack_of_links
 from coordinator.engines.xllm.linking import Linker, Unit
 from coordinator.engines.xllm.registry import Beat
 
@@ -52,6 +52,11 @@ class Fleet:
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """An instance has come, or a MIX one has another role."""
+        lack = lack_of_links(info_of(instance))
+        if lack is not None:
+            self._log.error("instance %s cannot be used: %s", instance.id, lack)
+            watcher.unlinked(lack)
+            return
         unit = self._linker.units.get(instance.address.netloc)
         if unit is None:
             unit = Unit(instance)
@@ -79,10 +84,16 @@ class Fleet:
             if unit is not None:
                 unit.break_off("it was away")
 
-    def unreached(self, instance: Instance) -> None:
-        """A health check could not connect; before the first one that went well that means nothing."""
-        if instance.address.netloc in self._met:
-            self._away.add(instance.address.netloc)
+    def unreached(self, instance: Instance, *, refused: bool) -> None:
+        """A health check could not connect; before the first one that went well that means nothing.
+
+        `refused`: its process is gone, so nothing of what it worked on will be pushed any more.
+        """
+        name = instance.address.netloc
+        if name in self._met:
+            self._away.add(name)
+            if refused:
+                self.lose(name, "it is gone: its port refuses connections")
 
     # --- heartbeats and registrations
 

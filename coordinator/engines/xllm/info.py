@@ -1,6 +1,6 @@
 """What an xLLM instance tells about itself when it registers, or the file does (xLLM protocol page §4, §5.1)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -168,6 +168,33 @@ def info_of(instance: Instance) -> Info:
         kv_split_size=given.get("kv_split_size", 0),
         incarnation=given.get("incarnation_id", ""),
     )
+
+
+def lack_of_links(told: Info) -> str | None:
+    """What an instance lacks to make the links that it has to make, in a sentence."""
+    if told.kind in (Type.DECODE, Type.MIX) and not told.rpc_address:
+        return "it needs rpc_address, host:port of its DisaggPDService, to make its links"
+    return None
+
+
+def flaws(
+    settings: Mapping[str, object],  # noqa: ARG001
+    instances: Sequence[Instance],
+    default: object,  # noqa: ARG001
+) -> Iterator[tuple[Instance, str]]:
+    """What instances of the file lack to find each other's KV; see engines.table.HasChecks."""
+    rpc_addresses: dict[str, Instance] = {}
+    for instance in instances:
+        told = info_of(instance)
+        lack = lack_of_links(told)
+        if lack is not None:
+            yield instance, lack
+        elif told.kind is not Type.DEFAULT and not told.cluster_ids:
+            yield instance, "it needs cluster_ids: without, no peer can reach its KV"
+        if told.rpc_address:
+            first = rpc_addresses.setdefault(told.rpc_address, instance)
+            if first.address != instance.address:
+                yield instance, f"it has the rpc_address of {first.id}"
 
 
 def _whole(value: object, least: int, most: int) -> int:

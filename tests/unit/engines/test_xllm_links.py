@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from engine_world import until
+from engine_world import Watcher, instance, until
 from xllm_pair import FakeXllm, Pair, xllm
 
-from coordinator.core.errors import EngineFailed
+from coordinator.core.errors import EngineFailed, Side
 from coordinator.engines.xllm import linking
 
 
@@ -130,6 +130,77 @@ async def test_an_instance_that_was_away_is_linked_anew():
         await pair.engine.probe(pair.instances["d0"])
         await until(lambda: pair.d.links == [pair.p.name])
         await until(lambda: pair.watchers["d0"].up)
+
+
+async def probed(pair, name):
+    with pytest.raises(EngineFailed) as caught:
+        await pair.engine.probe(pair.instances[name])
+    return caught.value
+
+
+async def test_what_runs_on_a_decode_that_refuses_connections_is_lost():
+    """Its process is gone: nothing of it will ever be pushed, and deadlines are long."""
+    async with Pair(1, 2) as pair:
+        served, other = pair.serve(), pair.serve(decode="d1")
+        for each in (served, other):
+            await each.body()
+            await pair.p.push(each.told({"index": 0, "text": "A", "token_ids": [65]}, first=True))
+        await pair.engine.probe(pair.instances["d0"])
+        await pair.d.refuse()
+        assert (await probed(pair, "d0")).reason == "connect_refused"
+        error = await served.result()
+        assert (error.side, error.instance_id, error.reason) == (Side.DECODE, "d0", "instance_lost")
+        assert not other.task.done()
+        await pair.p.push(other.told(finished=True))
+        assert not isinstance(await other.result(), Exception)
+
+
+async def test_what_waits_for_a_prefill_that_refuses_connections_is_lost():
+    async with Pair() as pair:
+        running, waiting = pair.serve(), pair.serve()
+        await running.body()
+        await waiting.body()
+        await pair.p.push(running.told({"index": 0, "text": "A", "token_ids": [65]}, first=True))
+        await pair.engine.probe(pair.instances["p0"])
+        await pair.p.refuse()
+        assert (await probed(pair, "p0")).reason == "connect_refused"
+        error = await waiting.result()
+        assert (error.side, error.instance_id, error.reason) == (Side.PREFILL, "p0", "instance_lost")
+        assert not running.task.done(), "prefill is over for it"
+        running.task.cancel()
+        assert await running.result() == "cancelled"
+
+
+async def test_a_health_check_that_is_answered_badly_or_not_at_all_loses_nothing():
+    async with Pair() as pair:
+        served = pair.serve()
+        await served.body()
+        await pair.engine.probe(pair.instances["d0"])
+        pair.d.sick = True
+        assert (await probed(pair, "d0")).reason == "http_5xx"
+        assert not served.task.done()
+        served.task.cancel()
+        assert await served.result() == "cancelled"
+
+
+# --- instances without what links need
+
+
+@pytest.mark.parametrize(("name", "mix"), [("d9", False), ("p9", True)])
+async def test_an_instance_that_cannot_make_links_is_not_used_and_spares_the_others(name, mix, caplog):
+    async with Pair(1, 1) as pair:
+        fake = await FakeXllm().listen()
+        pair.fakes[name] = fake
+        lame = instance(name, fake.address, engine="xllm", options={"cluster_ids": (9,), "mix": mix})
+        watcher = Watcher()
+        pair.engine.attach(lame, watcher)
+        assert not watcher.up
+        assert "rpc_address" in watcher.told[-1]
+        assert "rpc_address" in caplog.text
+        late = await pair.add("p1")
+        await pair.up()
+        assert pair.d.links == [pair.p.name, late.name]
+        await pair.engine.detach(lame)
 
 
 # --- what instances ask and tell

@@ -2,10 +2,11 @@
 
 import pytest
 
-from coordinator.config import notes, parse
+from coordinator.config import ConfigError, notes, parse
 from coordinator.config.errors import OptionError
 from coordinator.engines.xllm import XllmEngine
 from coordinator.engines.xllm.settings import KEYS, read_settings, settings_of
+from coordinator.parts import load_settings
 
 
 def test_defaults():
@@ -84,3 +85,38 @@ def test_a_file_whose_instances_register_themselves_needs_none():
     text = "cluster: {engine: xllm}\nengines: {xllm: {etcd_endpoints: ['a:1']}}\n"
     assert notes(parse(text)) == ()
     assert notes(parse("cluster: {engine: xllm}\n"))
+
+
+FILE = "cluster:\n  engine: xllm\n  instances:\n"
+PREFILL = "    - {role: prefill, url: 'http://10.0.0.1:1', cluster_ids: [1]}\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{role: decode, url: 'http://10.0.0.2:1', cluster_ids: [2]}", "it needs rpc_address"),
+        ("{role: prefill, url: 'http://10.0.0.2:1', cluster_ids: [2], mix: true}", "it needs rpc_address"),
+        ("{role: decode, url: 'http://10.0.0.2:1', rpc_address: '10.0.0.2:7'}", "it needs cluster_ids"),
+        ("{role: prefill, url: 'http://10.0.0.2:1'}", "it needs cluster_ids"),
+        (
+            "{role: decode, url: 'http://10.0.0.2:1', cluster_ids: [2], rpc_address: '1.1.1.1:7'}\n    "
+            + "- {role: decode, url: 'http://10.0.0.3:1', cluster_ids: [3], rpc_address: '1.1.1.1:7'}",
+            "it has the rpc_address of decode-10.0.0.2:1",
+        ),
+    ],
+)
+def test_instances_of_the_file_that_could_not_be_linked_are_told_with_their_line(tmp_path, entry, says):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"{FILE}{PREFILL}    - {entry}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    last = 5 + entry.count("\n")
+    assert str(caught.value).startswith(f"{path}:{last}: cluster.instances[{last - 4}]: {says}")
+
+
+def test_instances_of_the_file_that_can_be_linked(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    decode = "    - {role: decode, url: 'http://10.0.0.2:1', cluster_ids: [2], rpc_address: '10.0.0.2:7'}\n"
+    alone = "    - {role: hybrid, url: 'http://10.0.0.3:1'}\n"
+    path.write_text(FILE + PREFILL + decode + alone)
+    assert len(load_settings(path).cluster.instances) == 3

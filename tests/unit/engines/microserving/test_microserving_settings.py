@@ -71,6 +71,23 @@ def test_a_decode_without_its_rank_is_told_with_its_line(tmp_path):
     assert load_settings(path)
 
 
+SECOND = '    - {{role: {role}, url: "http://10.0.0.3:1", recv_rank: 2{more}}}\n'
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_two_instances_of_one_world_cannot_have_one_rank(tmp_path, role):
+    """Prefill would write one request's KV into the memory of the other engine."""
+    with pytest.raises(
+        ConfigError, match=r"cluster.yaml:6: cluster.instances\[2\]: it has the recv_rank of decode-10.0.0.2:1, "
+    ):
+        load(tmp_path, more=SECOND.format(role=role, more=""))
+
+
+def test_two_worlds_have_ranks_of_their_own(tmp_path):
+    assert load(tmp_path, more=SECOND.format(role="decode", more=", group: other"))
+    assert load(tmp_path, more=SECOND.format(role="decode", more="") + engines("mode: round-robin"))
+
+
 def test_the_defaults_are_all_there():
     assert MicroservingEngine.settings({}) == {
         "mode": "disagg", "pd_balance_factor": 0.0, "max_preempts": 8, "prep_recv_s": 60.0, "remote_send_s": 120.0,
