@@ -129,11 +129,18 @@ class Channel:
 
 
 class FakeXllm(FakeInstance):
-    """One instance; both of its ports are one. Attributes: `links`: names that it has a link to; `refuse_links`."""
+    """One instance; both of its ports are one.
+
+    Attributes:
+        links: names that it has a link to.
+        unlinked: names that it was told to close its link to, as often as that.
+        refuse_links: so many links are refused.
+    """
 
     def __init__(self):
         super().__init__()
         self.links = []
+        self.unlinked = []
         self.peers_told = []
         self.refuse_links = 0
         self.channel = None
@@ -162,6 +169,7 @@ class FakeXllm(FakeInstance):
     def link(self, call, peer):
         name = peer["instance_name"]
         if call.target == UNLINK:
+            self.unlinked.append(name)
             known = name in self.links
             self.links = [link for link in self.links if link != name]
             call.reply(b'{"ok":true}' if known else b"{}")

@@ -11,6 +11,8 @@ from coordinator.engines.xllm.info import Info, Type, info_of, lack_of_links
 from coordinator.engines.xllm.linking import Linker, Unit
 from coordinator.engines.xllm.registry import Beat
 
+GONE = "it is gone: its port refuses connections"
+
 Lose = Callable[[str, str], None]
 """Fails the requests that an instance (by its id) works on, for a reason."""
 
@@ -87,13 +89,18 @@ class Fleet:
     def unreached(self, instance: Instance, *, refused: bool) -> None:
         """A health check could not connect; before the first one that went well that means nothing.
 
-        `refused`: its process is gone, so nothing of what it worked on will be pushed any more.
+        `refused`: its process is gone, so nothing of what it worked on will be pushed any more. Its links are made anew
+        at once, for with the old ones decode gives up what waits for its first token (protocol page §5.3).
         """
         name = instance.address.netloc
-        if name in self._met:
-            self._away.add(name)
-            if refused:
-                self.lose(name, "it is gone: its port refuses connections")
+        if name not in self._met:
+            return
+        if refused:
+            self.lose(name, GONE)
+            unit = self._linker.units.get(name)
+            if unit is not None and name not in self._away:
+                unit.break_off(GONE)
+        self._away.add(name)
 
     # --- heartbeats and registrations
 

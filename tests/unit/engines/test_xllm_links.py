@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from engine_world import Watcher, instance, until
+from engine_world import Watcher, instance, turns, until
 from xllm_pair import FakeXllm, Pair, xllm
 
 from coordinator.core.errors import EngineFailed, Side
@@ -169,6 +169,19 @@ async def test_what_waits_for_a_prefill_that_refuses_connections_is_lost():
         assert not running.task.done(), "prefill is over for it"
         running.task.cancel()
         assert await running.result() == "cancelled"
+
+
+async def test_decode_is_told_to_forget_a_prefill_that_is_gone():
+    """It keeps the KV of requests whose first token never came until then (protocol page §9)."""
+    async with Pair() as pair:
+        await pair.engine.probe(pair.instances["p0"])
+        await pair.p.refuse()
+        pair.d.unlinked.clear()
+        await probed(pair, "p0")
+        await until(lambda: pair.d.unlinked == [pair.p.name])
+        await probed(pair, "p0")
+        await turns(20)
+        assert pair.d.unlinked == [pair.p.name], "once is enough"
 
 
 async def test_a_health_check_that_is_answered_badly_or_not_at_all_loses_nothing():

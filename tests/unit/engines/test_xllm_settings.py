@@ -88,6 +88,8 @@ def test_a_file_whose_instances_register_themselves_needs_none():
 
 
 FILE = "cluster:\n  engine: xllm\n  instances:\n"
+TWO_OF_ONE_ADDRESS = """{role: decode, url: 'http://10.0.0.2:1', cluster_ids: [2], rpc_address: '1.1.1.1:7'}
+    - {role: decode, url: 'http://10.0.0.3:1', cluster_ids: [3], rpc_address: '1.1.1.1:7'}"""
 PREFILL = "    - {role: prefill, url: 'http://10.0.0.1:1', cluster_ids: [1]}\n"
 
 
@@ -98,11 +100,7 @@ PREFILL = "    - {role: prefill, url: 'http://10.0.0.1:1', cluster_ids: [1]}\n"
         ("{role: prefill, url: 'http://10.0.0.2:1', cluster_ids: [2], mix: true}", "it needs rpc_address"),
         ("{role: decode, url: 'http://10.0.0.2:1', rpc_address: '10.0.0.2:7'}", "it needs cluster_ids"),
         ("{role: prefill, url: 'http://10.0.0.2:1'}", "it needs cluster_ids"),
-        (
-            "{role: decode, url: 'http://10.0.0.2:1', cluster_ids: [2], rpc_address: '1.1.1.1:7'}\n    "
-            + "- {role: decode, url: 'http://10.0.0.3:1', cluster_ids: [3], rpc_address: '1.1.1.1:7'}",
-            "it has the rpc_address of decode-10.0.0.2:1",
-        ),
+        (TWO_OF_ONE_ADDRESS, "it has the rpc_address of decode-10.0.0.2:1"),
     ],
 )
 def test_instances_of_the_file_that_could_not_be_linked_are_told_with_their_line(tmp_path, entry, says):
