@@ -10,7 +10,7 @@ import pytest
 from dialects import CHAT, CHAT_STREAM, DIALECTS, MODEL
 from huggingface_hub import InferenceClient
 from openai import OpenAI
-from processes import HOST, call, until
+from processes import HOST, call, call_json, until
 from raw_client import Client, ask, eventually
 from traffic import open_streams
 
@@ -202,11 +202,28 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
 
 def test_keys_of_clients_end_here(start, keys):
     cluster = start.cluster(auth=auth(keys, "a"))
-    headers = {**bearer(keys["a"][0]), "x-api-key": "other", "x-forwarded-for": "203.0.113.1", "traceparent": "00-1"}
+    headers = {
+        **bearer(keys["a"][0]),
+        "api-key": "of-the-client",
+        "x-forwarded-for": "203.0.113.1",
+        "traceparent": "00-1",
+    }
     assert call(cluster.port, CHAT.path, CHAT.body("Hello"), headers=headers)[0] == 200
     for instance in cluster.instances:
-        seen = json.dumps(instance.state())
-        assert keys["a"][0] not in seen
+        record = json.dumps(call_json(instance.port, "/sim/requests?last=50"))
+        for word in (keys["a"][0], "of-the-client", "203.0.113.1"):
+            assert word not in record
+    assert "00-1" in json.dumps(call_json(cluster.prefill.port, "/sim/requests?last=50"))
+
+
+@pytest.mark.parametrize(("trusted", "client"), [([], HOST), (["127.0.0.0/8"], "203.0.113.9")])
+def test_the_address_in_the_log_is_a_proxys_word_only_where_it_is_trusted(start, trusted, client):
+    server = {"port": 0, "management_port": 0, "trusted_proxies": trusted}
+    coordinator = start.cluster(server=server).coordinator
+    # the first address is the client's own invention: a proxy has added the second
+    headers = {"X-Forwarded-For": "127.0.0.1, 198.51.100.1, 203.0.113.9", "X-Request-Id": "behind-a-proxy"}
+    assert call(coordinator.port, CHAT.path, CHAT.body("Hello"), headers=headers)[0] == 200
+    coordinator.said(f"id=behind-a-proxy api=openai path={CHAT.path} client={client} ")
 
 
 def test_a_key_that_there_was_can_be_kept(start):
