@@ -47,7 +47,7 @@ class Cluster:
 
     Attributes:
         on_gone: told an instance that has left for good.
-        on_named: called after anybody may have named, dropped or held instances.
+        on_named: called when anybody has named or dropped instances, before those that leave are gone.
     """
 
     def __init__(
@@ -273,13 +273,13 @@ class Cluster:
 
     def _settle(self) -> None:
         """Membership changed: bring everything up to date, with one view for all of it."""
+        self.on_named()
         members = self._roster.all()
         for member in members:
             member.settle()
         self._publish()
         for member in members:
             self._part(member)
-        self.on_named()
 
     def _publish(self) -> None:
         members = self._roster.current.values()

@@ -174,7 +174,9 @@ class KubernetesApi:
         await self._listen(context)
         started.set()
         await self._stop.wait()
+        self._abort_all()
         await self._runner.cleanup()
+        await asyncio.sleep(0)  # transports close a turn later
 
     async def _listen(self, context):
         self._site = web.TCPSite(self._runner, HOST, self.port, ssl_context=context, reuse_address=True)
@@ -242,6 +244,11 @@ class KubernetesApi:
 
     async def _go_away(self):
         await self._site.stop()
+        self._abort_all()
+
+    def _abort_all(self):
+        for watch in self._watches:
+            watch.queue.put_nowait("end")
         for connection in list(self._runner.server.connections):
             if connection.transport is not None:
                 connection.transport.abort()

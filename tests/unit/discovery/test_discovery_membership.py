@@ -158,8 +158,10 @@ async def test_the_file_takes_over_and_gives_back(two):
     two.cluster.replace("file", [instance("p0")])
     assert two.members() == {"p0": "file", "p1": "a"}
     assert two.row("a")["refused"] == {"p0": "file has named this id before"}
+    held = two.cluster._roster.current["p0"]
     two.cluster.replace("file", [])
     assert two.members() == {"p0": "a", "p1": "a"}
+    assert two.cluster._roster.current["p0"] is held  # its links and its state are what they were
 
 
 async def test_what_was_removed_by_hand_stays_away_until_its_source_has_dropped_it(two):
