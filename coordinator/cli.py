@@ -1,17 +1,19 @@
 """Commands of `pd-coordinator`: parse, call, exit code; no logic."""
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from coordinator import config, demo, serving
+from coordinator import config, demo, doctor, serving
 from coordinator.parts import load_settings
 from coordinator.security.keys import LEAST_CHARS, MAX_KEY_BYTES, new_hash, new_key
 
 EXIT_BAD_CONFIG = 2
+LONGEST_S = 86400.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +42,22 @@ def _check(args: argparse.Namespace) -> int:
         print(f"{args.config}: note: {note}")
     print(f"{args.config}: ok, {len(settings.cluster.instances)} instances")
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    options = doctor.Options(
+        within_s=args.timeout,
+        handover=not args.no_handover,
+        handover_s=args.handover_timeout,
+        most_pairs=args.pairs,
+        total_s=args.within,
+    )
+    try:
+        report = asyncio.run(doctor.examine(args.config, options))
+    except config.ConfigError as error:
+        return _refused(error)
+    print(doctor.as_json(report) if args.json else doctor.as_text(report, all_of_it=args.verbose))
+    return report.status
 
 
 def _refused(error: config.ConfigError) -> int:
@@ -92,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help="cluster.yaml")
     check.set_defaults(run=_check)
 
+    _add_doctor(commands)
+
     demo_ = commands.add_parser("demo", help="a simulated cluster, the coordinator and one streamed request in one go")
     demo_.add_argument("--once", action="store_true", help="exit after the request instead of staying up")
     demo_.add_argument("--engine", default="mindie", metavar="E", help="engine protocol (default: %(default)s)")
@@ -112,6 +132,34 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
     return parser
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor_ = commands.add_parser(
+        "doctor",
+        help="look at every instance and pair, and say what is wrong; exit status 0 well, 1 warnings, 2 faults",
+    )
+    doctor_.add_argument("--config", type=Path, required=True, metavar="FILE", help="cluster.yaml")
+    doctor_.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    doctor_.add_argument("--verbose", action="store_true", help="show what is well, too")
+    doctor_.add_argument("--no-handover", action="store_true", help="send nothing that makes an engine work")
+    seconds = {"type": _seconds, "metavar": "S"}
+    doctor_.add_argument("--timeout", default=5.0, help="seconds for each question (default: %(default)s)", **seconds)
+    doctor_.add_argument(
+        "--handover-timeout", default=30.0, help="seconds for the request over a pair (default: %(default)s)", **seconds
+    )
+    doctor_.add_argument("--within", default=300.0, help="seconds for all pairs (default: %(default)s)", **seconds)
+    doctor_.add_argument(
+        "--pairs", type=int, default=256, metavar="N", help="try at most so many pairs (default: %(default)s)"
+    )
+    doctor_.set_defaults(run=_doctor)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < LONGEST_S:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and less than {LONGEST_S:g}")
+    return value
 
 
 def _add_instance_arguments(parser: argparse.ArgumentParser) -> None:

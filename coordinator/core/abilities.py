@@ -111,6 +111,52 @@ class AnsweringEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an instance tells about itself; None and empty: it does not.
+
+    Attributes:
+        role: prefill, decode or hybrid.
+        models: the names that it serves.
+        version: of its software.
+    """
+
+    role: str | None = None
+    models: tuple[str, ...] = ()
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a decode instance went on with prefill's KV; None: nothing tells.
+
+    Attributes:
+        why: what shows it, as the rest of a sentence.
+        advice: what to do where it did not.
+    """
+
+    moved: bool | None
+    why: str
+    advice: str = ""
+
+
+@runtime_checkable
+class Examiner(Protocol):
+    """Finds out what an engine's instances are and do, for the doctor; an engine protocol may be one itself."""
+
+    async def identify(self, instance: Instance, within_s: float) -> Identity:
+        """What it says about itself. Never raises for an instance that does not answer."""
+        ...
+
+    async def take_stock(self, decode: Instance, within_s: float) -> Mapping[str, float]:
+        """Counters of a decode instance that a handover changes; empty where there are none."""
+        ...
+
+    def judge(self, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
+        """Whether the KV has moved, by what `take_stock` said before and after one request of a pair."""
+        ...
+
+
 @dataclass(slots=True)
 class News:
     """What an instance last told about itself.
