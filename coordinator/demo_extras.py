@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
 WRITE_S = 30.0
+PREFIX_BLOCKS = "1000"
 TOLD = {"bootstrap_port": r"bootstrap port (\d+)", "recv_rank": r"recv_rank (\d+)"}
 """What instances say of themselves when they start, by the key of their entry in the configuration."""
 
@@ -52,9 +53,10 @@ async def extras_of(engine: str, stack: contextlib.AsyncExitStack) -> Extras:
         return Extras(arguments=("--max-message-bytes", "-1"), cluster={"tokenizer": folder})
     if engine == "xllm":
         folder = await _tokenizer_folder(engine, stack)
-        port = _free_port()
+        port = _reserved_port(stack)
         return Extras(
-            arguments=("--service", f"{HOST}:{port}"),
+            # without prefix caches, decode instances refuse requests for several choices, and prefill asks for ever
+            arguments=("--service", f"{HOST}:{port}", "--prefix-blocks", PREFIX_BLOCKS),
             cluster={"tokenizer": folder},
             engine={"rpc_port": port},
             keys=_xllm_keys,
@@ -84,8 +86,12 @@ async def _tokenizer_folder(engine: str, stack: contextlib.AsyncExitStack) -> st
     return folder
 
 
-def _free_port() -> int:
-    """A port for instances to call, which must be known before they start."""
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        return int(taken.getsockname()[1])
+def _reserved_port(stack: contextlib.AsyncExitStack) -> int:
+    """A port for instances to call, which must be known before they start.
+
+    It stays bound until `stack` ends, so that the system gives it to nobody else; who listens on it may do so.
+    """
+    reserved = stack.enter_context(socket.socket())
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((HOST, 0))
+    return int(reserved.getsockname()[1])
