@@ -151,6 +151,7 @@ class App:
 
     async def aclose(self) -> None:
         """Stop everything, the way back from how it was started; sends the aborts that are due."""
+        await self.control.discovery.aclose()
         await self.security.aclose()
         await self.server.aclose()
         for engine in self._engines.values():

@@ -40,9 +40,16 @@ class _Reporter:
         self._discovery = discovery
         self.closed = False
 
-    def found(self, instances: Sequence[Instance], faults: Mapping[str, str], trouble: str = "") -> None:
+    def found(
+        self,
+        instances: Sequence[Instance],
+        faults: Mapping[str, str],
+        trouble: str = "",
+        *,
+        incomplete: bool = False,
+    ) -> None:
         if not self.closed:
-            self._discovery.change(lambda: self._membership.found(instances, faults, trouble))
+            self._discovery.change(lambda: self._membership.found(instances, faults, trouble, incomplete=incomplete))
 
     def lost(self, reason: str) -> None:
         if not self.closed:

@@ -53,7 +53,8 @@ class FileSource:
         while True:
             if await asyncio.to_thread(self.look):
                 instances = [one for name in sorted(self._good) for one in self._good[name]]
-                report.found(instances, {}, self._told())
+                unread = bool(self._trouble) or not self._broken.keys() <= self._good.keys()
+                report.found(instances, {}, self._told(), incomplete=unread)
             await asyncio.sleep(self._look_s)
 
     def look(self) -> bool:

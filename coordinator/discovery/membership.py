@@ -51,10 +51,14 @@ class Membership:
 
     # --- what the source tells
 
-    def found(self, instances: Sequence[Instance], faults: Mapping[str, str], trouble: str) -> None:
+    def found(
+        self, instances: Sequence[Instance], faults: Mapping[str, str], trouble: str, *, incomplete: bool
+    ) -> None:
         """See source.Report."""
         self._note_dismissed()
         wanted, doubles = _distinct(instances)
+        if incomplete:
+            wanted = _distinct((*wanted, *self._wanted))[0]
         self._wanted = wanted
         self._faults = {**faults, **doubles}
         self._dismissed &= {one.key for one in wanted}

@@ -12,13 +12,21 @@ Make = Callable[[Mapping[str, object]], Instance]
 class Report(Protocol):
     """Takes what a source sees; every call is synchronous and takes effect at once."""
 
-    def found(self, instances: Sequence[Instance], faults: Mapping[str, str], trouble: str = "") -> None:
+    def found(
+        self,
+        instances: Sequence[Instance],
+        faults: Mapping[str, str],
+        trouble: str = "",
+        *,
+        incomplete: bool = False,
+    ) -> None:
         """Take note that these are all instances there are.
 
         Args:
             instances: the first of several with the same id or place counts.
             faults: what cannot be used, by its name at the source, each with the reason.
             trouble: a part of the source cannot be read, and what it held last is among `instances`.
+            incomplete: that part has not been read a single time, so what is known of the source from before stays.
         """
         ...
 

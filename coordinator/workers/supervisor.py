@@ -138,6 +138,7 @@ class Supervisor:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
+        await self.control.discovery.aclose()
         await self.security.aclose()
         await self.crew.aclose()
         for engine in self._engines.values():

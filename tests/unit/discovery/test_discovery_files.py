@@ -8,7 +8,7 @@ import pytest
 from coordinator.config import parse, read_instances
 from coordinator.discovery.files import FileSource
 
-from conftest import validate  # isort: skip
+from discovery_world import validate  # isort: skip
 
 P0 = "- {role: prefill, url: http://10.0.0.1:8000, id: p0}\n"
 D0 = "- {role: decode, url: http://10.0.0.2:8000, id: d0}\n"
@@ -251,6 +251,18 @@ def test_many_reasons_are_cut(looker, tmp_path):
 def test_paths_of_the_configuration_begin_at_its_folder(tmp_path):
     settings = parse("discovery:\n  files: [a.yaml, /b/*.json]\n", str(tmp_path / "cluster.yaml"))
     assert settings.discovery.files == (str(tmp_path / "a.yaml"), "/b/*.json")
+
+
+async def test_what_was_never_read_is_told_as_incomplete(tmp_path, settings, running):
+    write(tmp_path / "a.yaml", P0)
+    write(tmp_path / "b.yaml", "- 1\n")
+    source = FileSource(str(tmp_path / "*.yaml"), lambda name: read_instances(name, settings, validate), look_s=0.02)
+    notebook = running(source)
+    await notebook.until(lambda n: n.ids == ["p0"] and n.incomplete and n.trouble)
+    write(tmp_path / "b.yaml", D0)
+    await notebook.until(lambda n: n.ids == ["d0", "p0"] and not n.incomplete and not n.trouble)
+    write(tmp_path / "b.yaml", "- 1\n")
+    await notebook.until(lambda n: n.ids == ["d0", "p0"] and not n.incomplete and n.trouble)
 
 
 async def test_a_change_is_told_within_a_second(tmp_path, settings, running):

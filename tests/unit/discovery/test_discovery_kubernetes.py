@@ -23,7 +23,7 @@ from coordinator.config import ConfigError, KubernetesSource, instance_from_mapp
 from coordinator.discovery.kubernetes import Access, KubernetesObjects
 from coordinator.discovery.pauses import Pauses
 
-from conftest import Notebook, validate  # isort: skip
+from discovery_world import Notebook, validate  # isort: skip
 
 ROLE = "pd-coordinator.io/role"
 LABELS = {"app": "vllm", ROLE: "prefill"}

@@ -50,8 +50,8 @@ class World:
         await self.discovery.aclose()
         await self.cluster.aclose()
 
-    def say(self, name, *instances, faults=None, trouble=""):
-        self.sources[name].report.found(instances, faults or {}, trouble)
+    def say(self, name, *instances, faults=None, trouble="", incomplete=False):
+        self.sources[name].report.found(instances, faults or {}, trouble, incomplete=incomplete)
 
     def members(self):
         """Members that do not leave, with their sources."""
@@ -229,6 +229,19 @@ async def test_sources_come_go_and_are_exchanged(two):
     two.say("a", instance("p1"))
     assert two.members() == {"p1": "a"}
     assert [row["source"] for row in two.discovery.describe()] == ["a"]
+
+
+async def test_a_successor_that_could_not_read_a_part_yet_takes_nothing_away(two):
+    two.say("a", instance("p0"), instance("p1", "one"), instance("d0"))
+    two.sources["a"] = Scripted()
+    two.discovery.apply(two.plan("a", "b", version=2))
+    await asyncio.sleep(0)
+    two.say("a", instance("p1", "two"), instance("p2", "one"), trouble="a file is broken", incomplete=True)
+    assert two.members() == {"p0": "a", "p1": "a", "p2": "a", "d0": "a"}
+    urls = {row["id"]: row["url"] for row in two.cluster.describe() if row["state"] != "draining"}
+    assert urls["p1"] == "http://two:8000"
+    two.say("a", instance("p1", "two"))
+    assert two.members() == {"p1": "a"}
 
 
 async def test_an_equal_plan_leaves_a_source_alone(two):
