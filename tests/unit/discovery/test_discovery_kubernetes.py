@@ -580,7 +580,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(EVENTS, max_size=25), st.sampled_from(["event", "status"]), st.sampled_from([None, 50]))
 def test_what_is_told_last_is_what_is_there(tmp_path, events, gone_as, piece_bytes):
     with KubernetesApi() as api:
