@@ -10,6 +10,7 @@ from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.plain_call import pass_through
 from coordinator.transport.errors import TransportError
 
 HEALTH_PATH = "/health"
@@ -58,20 +59,8 @@ class HybridEngine:
 
     async def call(self, request: Request, instance: Instance) -> Answer:
         """Pass a call that is no inference through."""
-        try:
-            reply = await self._client.fetch(
-                instance.address,
-                b"POST",
-                request.target,
-                engine_headers(request, self._context.ids.next()),
-                request.body,
-                deadline_s=request.deadlines.finished_s,
-            )
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 400:
-            raise refusal(instance, reply.status, reply.headers, reply.body)
-        return Answer(reply.status, reply.header(b"content-type") or b"application/json", reply.body)
+        headers = engine_headers(request, self._context.ids.next())
+        return await pass_through(self._client, request, headers, instance)
 
     async def aclose(self) -> None:
         """Nothing is due."""

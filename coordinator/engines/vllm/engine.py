@@ -13,6 +13,7 @@ from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.plain_call import pass_through
 from coordinator.engines.vllm.batch import serve_batch
 from coordinator.engines.vllm.handoff import Handoff, Means
 from coordinator.engines.vllm.legs import Farewells
@@ -178,16 +179,7 @@ class VllmEngine:
         """Pass a call that is no inference through."""
         _demand_spoken(request)
         headers = engine_headers(request, self._context.ids.next())
-        deadline_s = request.deadlines.finished_s
-        try:
-            reply = await self._client.fetch(
-                instance.address, b"POST", request.target, headers, request.body, deadline_s=deadline_s
-            )
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 400:
-            raise refusal(instance, reply.status, reply.headers, reply.body)
-        return Answer(reply.status, reply.header(b"content-type") or b"application/json", reply.body)
+        return await pass_through(self._client, request, headers, instance)
 
     # --- KV
 

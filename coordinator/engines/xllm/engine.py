@@ -13,7 +13,8 @@ from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Prepared, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.http_leg import relay_plain
+from coordinator.engines.plain_call import pass_through
 from coordinator.engines.token_prompts import TokenRequest
 from coordinator.engines.xllm import info, settings
 from coordinator.engines.xllm.answer import PushedAnswer
@@ -31,7 +32,6 @@ from coordinator.engines.xllm.presence import Presence
 from coordinator.engines.xllm.registry import Beat
 from coordinator.engines.xllm.split import Office, Serving, Tell
 from coordinator.policies.block_hashes import block_hashes
-from coordinator.transport.errors import TransportError
 from coordinator.transport.scope import Scope
 
 if TYPE_CHECKING:
@@ -272,20 +272,7 @@ class XllmEngine:
     async def call(self, request: Request, instance: Instance) -> Answer:
         """Pass a call that is no inference through."""
         headers = engine_headers(request, self._context.ids.next())
-        try:
-            reply = await self._client.fetch(
-                instance.address,
-                b"POST",
-                request.target,
-                headers,
-                request.body,
-                deadline_s=request.deadlines.finished_s,
-            )
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 400:
-            raise refusal(instance, reply.status, reply.headers, reply.body)
-        return Answer(reply.status, reply.header(b"content-type") or b"application/json", reply.body)
+        return await pass_through(self._client, request, headers, instance)
 
     async def aclose(self) -> None:
         """Stop linking, and close the server: instances get no more answers, which ends what they still push."""
