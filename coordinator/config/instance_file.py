@@ -10,9 +10,9 @@ from coordinator.core.instance import Instance
 
 from .checks import check_instances
 from .document import read_document, read_text
-from .errors import ConfigError
+from .errors import ConfigError, Finding
 from .explain import explain
-from .instances import Shared, ValidateOptions, build_all
+from .instances import NEW_CODE, Shared, ValidateOptions, build_all, names_new_code
 from .models import InstanceSettings, Settings
 from .section import Section
 
@@ -45,9 +45,11 @@ def read_instances(name: str, settings: Settings, validate: ValidateOptions) -> 
             found for found in explain(error, document.data, _InstanceFile) if found.path not in document.unread
         )
     else:
-        cluster = settings.cluster
-        built, refused = build_all(entries, Shared(cluster.engine, cluster.model), validate)
+        shared = Shared(settings.cluster.engine, settings.cluster.model)
+        code = [at for at, entry in entries if names_new_code(entry, settings)]
+        built, refused = build_all(((at, entry) for at, entry in entries if at not in code), shared, validate)
         across = [*check_instances(entries, lines), *refused]
+        across += (Finding((*_ABOVE, LIST, at, "engine"), NEW_CODE) for at in code)
         findings += (replace(found, path=found.path[len(_ABOVE) :]) for found in across)
     if findings:
         raise ConfigError(name, [finding.located(document.lines) for finding in findings])

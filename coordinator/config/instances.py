@@ -23,6 +23,7 @@ Raises OptionError, or any other ValueError with a sentence that names the key.
 GENERIC_KEYS = tuple(InstanceSettings.model_fields)
 FROM_FILE_ALONE = ("ca_file", "cert_file", "key_file", "engine_key_env", "engine_key_file")
 """Keys that name what only whoever writes the configuration file may read."""
+NEW_CODE = "only the configuration file may name code to load; this one is not named there"
 _TLS_KEYS = ("ca_file", "cert_file", "key_file", "server_name")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -67,8 +68,8 @@ def instance_from_mapping(mapping: object, settings: Settings, validate: Validat
         entry = InstanceSettings.model_validate(dict(mapping), context=settings.source.known)
     except ValidationError as error:
         raise ValueError(_sentence(explain(error, mapping, InstanceSettings))) from None
-    if entry.engine is not None and ":" in entry.engine and entry.engine not in _named_engines(settings):
-        raise Refusal("engine: only the configuration file may name code to load; this one is not named there")
+    if names_new_code(entry, settings):
+        raise Refusal(f"engine: {NEW_CODE}")
     shared = Shared(settings.cluster.engine, settings.cluster.model)
     built, findings = build_all([(0, entry)], shared, validate)
     if findings:
@@ -76,13 +77,12 @@ def instance_from_mapping(mapping: object, settings: Settings, validate: Validat
     return built[0]
 
 
-def _named_engines(settings: Settings) -> set[str]:
-    """The engines that the configuration file names."""
-    return {
-        settings.cluster.engine,
-        *settings.engines,
-        *(one.engine for one in settings.cluster.instances if one.engine),
-    }
+def names_new_code(entry: InstanceSettings, settings: Settings) -> bool:
+    """Whether an instance from elsewhere wants an engine that is code and that the configuration does not name."""
+    named = {settings.cluster.engine, *settings.engines}
+    named |= {one.engine for one in settings.cluster.instances if one.engine}
+    named |= {source.engine for source in settings.discovery.traits if source.engine}
+    return entry.engine is not None and ":" in entry.engine and entry.engine not in named
 
 
 def build_all(

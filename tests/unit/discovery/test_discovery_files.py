@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from coordinator.config import parse, read_instances
+from coordinator.config import ConfigError, parse, read_instances
 from coordinator.discovery.files import FileSource
 
 from discovery_world import validate  # isort: skip
@@ -238,6 +238,16 @@ def test_relative_paths_in_a_file_begin_at_its_folder(tmp_path, settings):
     write(tmp_path / "a.yaml", "- {role: prefill, url: https://10.0.0.1:1, ca_file: ca.pem}\n")
     (found,) = read_instances(str(tmp_path / "a.yaml"), settings, validate)
     assert found.options["ca_file"] == str(tmp_path / "ca.pem")
+
+
+def test_a_file_cannot_name_code(tmp_path, settings):
+    write(tmp_path / "a.yaml", "- {role: prefill, url: http://10.0.0.1:1, engine: os:system}\n")
+    with pytest.raises(
+        ConfigError, match=r"a.yaml:1: instances\[0\].engine: only the configuration file may name code"
+    ):
+        read_instances(str(tmp_path / "a.yaml"), settings, lambda *_: pytest.fail("it was looked at"))
+    named = parse("cluster: {engine: vllm}\nengines: {'os:system': {}}\n")
+    assert read_instances(str(tmp_path / "a.yaml"), named, validate)[0].engine == "os:system"
 
 
 def test_many_reasons_are_cut(looker, tmp_path):

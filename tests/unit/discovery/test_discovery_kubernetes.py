@@ -215,6 +215,14 @@ async def test_a_pod_cannot_choose_files_secrets_or_addresses(api, source, runni
     assert f"not '{key}'" in notebook.faults["evil"]
 
 
+async def test_a_pod_cannot_name_code(api, source, running):
+    api.put(engine_pod("evil", "10.0.0.1", annotations={"pd-coordinator.io/engine": "os:system"}))
+    notebook = running(source())
+    await notebook.until(lambda n: n.instances is not None)
+    assert notebook.instances == []
+    assert "only the configuration file may name code to load" in notebook.faults["evil"]
+
+
 # --- EndpointSlices
 
 
