@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from coordinator.api.families import FAMILIES
 from coordinator.api.routes import RouteTable
@@ -20,6 +21,7 @@ from coordinator.server.limits import ServerLimits
 from coordinator.server.listener import HttpServer
 
 LOG = logging.getLogger("pd_coordinator")
+NOBODYS: Mapping[str, str] = MappingProxyType({})
 LAST_WORDS_S = 1.0  # for error events after the grace time
 
 
@@ -98,6 +100,20 @@ class DataPlane:
             await self.door.tracer.aclose()
         if self._retiring:
             await asyncio.wait(self._retiring)
+
+    def belonging(self) -> Mapping[str, str]:
+        """The request whose work runs just now, for a line of the log; nothing if it is none's.
+
+        All live requests are looked through: it is asked for lines that are written anyway, and those are few.
+        """
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # another thread
+            return NOBODYS
+        if task is None:
+            return NOBODYS
+        found = (record for scope, record in self.dispatcher.records.items() if scope.task is task)
+        return next((record.fields() for record in found), NOBODYS)
 
     def secure(self, settings: Settings, keys: Sequence[Key] | None) -> None:
         """Go by these keys, and by what else the settings say of whom to believe; None: nobody needs a key."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from coordinator import config
 from coordinator.cluster import Changes
-from coordinator.config import Change, ConfigError, Problem, Settings
+from coordinator.config import Change, ConfigError, Logging, Problem, Settings
 from coordinator.core.instance import Instance
 from coordinator.engines.engine_set import EngineSet, fixed_settings
 from coordinator.observability.metrics import Metrics
@@ -37,6 +37,10 @@ class Processes(Protocol):
 
     def drop(self) -> None:
         """Have them forget it."""
+        ...
+
+    def log_by(self, logging: Logging) -> None:
+        """Have them log in this way."""
         ...
 
 
@@ -92,6 +96,7 @@ class Reloader:
 
     Attributes:
         settings: those that are in force.
+        logging: how lines are written, and which; that of the settings, unless `log_by` has changed it since.
         waiting: keys that differ in the file and wait for the next start.
         renewal: exchanges what this process has.
         parts: whoever else goes by the configuration; asked in this order, before all others.
@@ -113,10 +118,19 @@ class Reloader:
         self._turn = asyncio.Lock()
         self._asked: set[asyncio.Task[None]] = set()
         self.settings = settings
+        self.logging = settings.logging
         self.waiting: tuple[str, ...] = ()
         self.renewal: Renewal | None = None
         self.parts: list[Part] = []
         self.processes: Processes | None = None
+
+    def log_by(self, logging: Logging) -> None:
+        """Log in this way, in all processes, until the configuration is read again."""
+        self.logging = logging
+        if self.renewal is not None:
+            self.renewal.log_by(logging)
+        if self.processes is not None:
+            self.processes.log_by(logging)
 
     def request(self) -> None:
         """Read the file soon, for a signal; what comes of it is in the log."""
@@ -200,6 +214,7 @@ class Reloader:
                 part(before)
             raise
         self.settings, self.waiting = plan.settings, plan.waiting
+        self.logging = plan.settings.logging
         plan.apply()
         if self.processes is not None:
             self.processes.commit()

@@ -1,10 +1,10 @@
 """One process takes another configuration while it serves: all that is new is built first, then exchanged at once."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from coordinator.config import Logging, Settings
-from coordinator.dataplane import DataPlane
+from coordinator.dataplane import NOBODYS, DataPlane
 from coordinator.engines.engine_set import EngineSet
 from coordinator.parts import engine_habits, make_policies, renew_tokenizers, wanted_engines
 from coordinator.policies import inform
@@ -52,6 +52,15 @@ class Renewal:
         """How long live requests get at the end, in seconds; infinity: as long as they need."""
         return self.settings.timeouts.effective.drain_s
 
+    def belonging(self) -> Mapping[str, str]:
+        """Fields of the request whose work runs just now, for a line of the log."""
+        return NOBODYS if self._data is None else self._data.belonging()
+
+    def log_by(self, logging: Logging) -> None:
+        """Log in this way from the next line on."""
+        if self.on_logging is not None:
+            self.on_logging(logging)
+
     async def prepare(self, settings: Settings) -> Apply:
         """Build what these settings need; the result, when called, exchanges everything in one go.
 
@@ -82,7 +91,6 @@ class Renewal:
                 self._data.renew(settings)
             if retrace is not None:
                 retrace()
-            if self.on_logging is not None:
-                self.on_logging(settings.logging)
+            self.log_by(settings.logging)
 
         return apply

@@ -33,7 +33,7 @@ def serve(path: Path) -> int:
         ConfigError: the file cannot be used; nothing was started.
     """
     settings = load_settings(path)
-    logs = configure(settings.logging.level, settings.logging.format)
+    logs = configure(settings.logging.level, settings.logging.format, levels=settings.logging.levels)
     try:
         return uvloop.run(_serve(settings, path, logs))
     finally:
@@ -47,6 +47,8 @@ async def _serve(settings: Settings, path: Path, logs: Logs) -> int:
         app = Supervisor(settings, max_connections=connections, path=path)
     else:
         app = App(settings, logs.access, max_connections=connections, path=path)
+    logs.belongs_to(app.renewal.belonging)
+    app.renewal.on_logging = lambda logging: logs.apply(logging.level, logging.format, logging.levels)
     stop = asyncio.Event()
     hurry = asyncio.Event()
     loop = asyncio.get_running_loop()

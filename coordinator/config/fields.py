@@ -15,6 +15,7 @@ _YEAR_S = 31_536_000
 _GROUP_BITS = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PLUGIN = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:\0]+\.py):[A-Za-z_]\w*")
+_LOGGER = re.compile(r"pd_coordinator(\.[a-z_]+){0,5}|asyncio|aiohttp")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9._:@+=~,\[\]-]{1,128}")
 
 
@@ -87,6 +88,13 @@ def _network(text: str) -> str:
         raise Refusal(f"must be a network like 10.0.0.0/8 or fd00::/8, or an address; not {shown(text)}") from None
 
 
+def _logger(name: str) -> str:
+    if _LOGGER.fullmatch(name):
+        return name
+    hint = did_you_mean(name, (f"pd_coordinator.{name}",)) if _NAME.fullmatch(name) else None
+    raise Refusal(f"must be a logger of ours like pd_coordinator.engines, asyncio or aiohttp; not {shown(name)}", hint)
+
+
 def _group(value: object) -> object:
     """Groups are text inside; MindIE's are numbers."""
     is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _GROUP_BITS
@@ -100,6 +108,7 @@ TokenizerFolder = Annotated[Text, AfterValidator(_tokenizer)]
 UrlPath = Annotated[str, AfterValidator(_path)]
 Network = Annotated[str, AfterValidator(_network)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
+LoggerName = Annotated[str, AfterValidator(_logger)]
 Group = Annotated[Text, BeforeValidator(_group), WithJsonSchema({"type": ["string", "integer"]})]
 
 EngineName = Annotated[

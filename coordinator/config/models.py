@@ -20,6 +20,7 @@ from .fields import (
     Host,
     Identifier,
     ListenPort,
+    LoggerName,
     Network,
     Period,
     PolicyName,
@@ -236,11 +237,15 @@ class Health(Section):
     path: UrlPath | None = Field(None, description="path of the check; null: the engine's own")
 
 
+Level = Literal["debug", "info", "warning", "error"]
+
+
 class Logging(Section):
     """The log on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is written: debug, info, warning or error"
+    level: Level = Field("info", description="least level that is written: debug, info, warning or error")
+    levels: Annotated[Mapping[LoggerName, Level], BeforeValidator(empty_mapping)] = Field(
+        {}, description="the same for parts, by logger: pd_coordinator.engines: debug"
     )
     format: Literal["text", "json"] = Field("text", description="text for people, json for collectors")
 

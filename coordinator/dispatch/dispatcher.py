@@ -50,6 +50,7 @@ class Dispatcher:
 
     Attributes:
         draining: new requests are refused.
+        records: what is known of each live request, by the scope that it runs in.
         elsewhere: where several processes serve, the live requests of the others, which count for the limit too.
         on_live: told the number of live requests whenever it changes.
     """
@@ -69,7 +70,7 @@ class Dispatcher:
         self._metrics = metrics
         self.renew(limits)
         self._clock = clock
-        self._scopes: set[Scope] = set()
+        self.records: dict[Scope, RequestRecord] = {}
         self._idle = asyncio.Event()
         self._run_on: tuple[asyncio.AbstractEventLoop, Waits] | None = None
         self.draining = False
@@ -84,7 +85,7 @@ class Dispatcher:
     @property
     def live(self) -> int:
         """Requests that are there and have not ended."""
-        return len(self._scopes)
+        return len(self.records)
 
     async def run(self, request: Request, relay: Relay, record: RequestRecord) -> None:
         """See a request through to its end.
@@ -96,12 +97,12 @@ class Dispatcher:
         """
         if self.draining:
             raise Draining
-        taken = len(self._scopes) + (self.elsewhere() if self.elsewhere is not None else 0)
+        taken = len(self.records) + (self.elsewhere() if self.elsewhere is not None else 0)
         if taken >= self._limits.max_requests:
             raise TooManyRequests("too many requests are being served")
         loop, waits = self._running()
         scope = Scope(loop)
-        self._enter(scope)
+        self._enter(scope, record)
         try:
             async with scope:
                 relay.on_cut = scope.interrupt
@@ -122,16 +123,16 @@ class Dispatcher:
             self._run_on = (loop, Waits(loop, self._clock))
         return self._run_on
 
-    def _enter(self, scope: Scope) -> None:
-        self._scopes.add(scope)
+    def _enter(self, scope: Scope, record: RequestRecord) -> None:
+        self.records[scope] = record
         if self.on_live is not None:
-            self.on_live(len(self._scopes))
+            self.on_live(len(self.records))
 
     def _leave(self, scope: Scope) -> None:
-        self._scopes.discard(scope)
+        self.records.pop(scope, None)
         if self.on_live is not None:
-            self.on_live(len(self._scopes))
-        if not self._scopes:
+            self.on_live(len(self.records))
+        if not self.records:
             self._idle.set()
 
     async def _attempts(self, flight: Flight) -> None:
@@ -282,7 +283,7 @@ class Dispatcher:
 
     async def drained(self, within_s: float) -> None:
         """Wait until no request is live, at most `within_s` (infinity: as long as it takes)."""
-        while self._scopes:
+        while self.records:
             self._idle.clear()
             try:
                 async with asyncio.timeout(None if math.isinf(within_s) else within_s):
@@ -292,5 +293,5 @@ class Dispatcher:
 
     def interrupt_all(self, error: RequestError) -> None:
         """End every live request with `error`."""
-        for scope in list(self._scopes):
+        for scope in list(self.records):
             scope.interrupt(error)

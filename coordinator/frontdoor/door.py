@@ -190,7 +190,7 @@ class FrontDoor:
             record.failed(ClientGone("the client has left"))
             raise
         except Exception as error:  # noqa: BLE001  # the border: one request's fault must not hurt another
-            TRACE.exception("request %s failed inside the coordinator", record.id)
+            TRACE.exception("request %s failed inside the coordinator", record.id, extra=record.fields())
             failure = InternalError(type(error).__name__)
             record.failed(failure)
             relay.fail(failure)

@@ -1,12 +1,16 @@
-"""The configuration on the management plane: what is in force, and read it again."""
+"""The configuration on the management plane: what is in force, read it again, how much is logged."""
 
 from typing import Protocol
 
 from aiohttp import web
+from pydantic import ValidationError
 
-from coordinator.config import ConfigError, Problem, Settings, shown_settings
+from coordinator.config import ConfigError, Logging, Problem, Settings, shown_settings
+from coordinator.config.errors import dotted
+from coordinator.config.explain import explain
 
-from .errors import Refused, json_reply
+from .errors import Refused, json_reply, read_json
+from .screen import ABOUT
 
 YES = ("1", "true", "yes")
 NO = ("", "0", "false", "no")
@@ -33,8 +37,17 @@ class Configuration(Protocol):
         """Keys that differ in the file and wait for the next start."""
         ...
 
+    @property
+    def logging(self) -> Logging:
+        """How lines of the log are written, and which."""
+        ...
+
     async def reload(self, *, dry_run: bool = False) -> Report:
         """Read the file and go by it; raises ConfigError."""
+        ...
+
+    def log_by(self, logging: Logging) -> None:
+        """Log in this way until the file is read again."""
         ...
 
 
@@ -46,7 +59,12 @@ class ConfigCalls:
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this part."""
-        return [web.get("/v1/config", self.show), web.post("/v1/config/reload", self.reload)]
+        return [
+            web.get("/v1/config", self.show),
+            web.post("/v1/config/reload", self.reload),
+            web.get("/v1/log-level", self.show_levels),
+            web.put("/v1/log-level", self.set_levels),
+        ]
 
     async def show(self, _request: web.Request) -> web.Response:
         """The settings in force with every default; secrets are masked."""
@@ -72,6 +90,38 @@ class ConfigCalls:
             }
             return json_reply(body, 400)
         return json_reply({"applied": not dry_run} | report.as_data())
+
+    async def show_levels(self, _request: web.Request) -> web.Response:
+        """What is logged: the level of all loggers, and of those that have one of their own."""
+        return self._levels()
+
+    async def set_levels(self, request: web.Request) -> web.Response:
+        """Exchange the level of all, of single ones, or both: 200, or 400 for what is none. null: no level of its own.
+
+        It holds until the configuration is read again.
+        """
+        given = await read_json(request)
+        if not isinstance(given, dict) or not given or not set(given) <= {"level", "levels"}:
+            raise Refused(400, 'the body must be like {"level": "info", "levels": {"pd_coordinator.engines": "debug"}}')
+        before = self._configuration.logging
+        own = given.get("levels") or {}
+        if not isinstance(own, dict):
+            raise Refused(400, "levels must be an object of loggers and levels")
+        merged: dict[str, object] = {**before.levels, **own}
+        levels = {name: level for name, level in merged.items() if level is not None}
+        wanted = {"level": given.get("level", before.level), "levels": levels, "format": before.format}
+        try:
+            logging = Logging.model_validate(wanted)
+        except ValidationError as error:
+            told = (f"{dotted(found.path)}: {found.reason}" for found in explain(error, wanted, Logging))
+            raise Refused(400, "; ".join(told)) from None
+        request[ABOUT] = " ".join((logging.level, *(f"{name}:{level}" for name, level in logging.levels.items())))
+        self._configuration.log_by(logging)
+        return self._levels()
+
+    def _levels(self) -> web.Response:
+        logging = self._configuration.logging
+        return json_reply({"level": logging.level, "levels": dict(logging.levels)})
 
 
 def _flag(request: web.Request, name: str) -> bool:

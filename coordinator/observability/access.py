@@ -99,6 +99,11 @@ class RequestRecord:
         """An attempt has failed at an engine; another one may follow."""
         self.failed_legs += ((error.side, error.reason, error.instance_id),)
 
+    def fields(self) -> dict[str, str]:
+        """What other lines of the log name it by: its id, and its trace's."""
+        named = {"request": self.id}
+        return named if self.trace is None else named | {"trace_id": self.trace.id}
+
     def failed(self, error: RequestError) -> None:
         """Take over how the request failed.
 
@@ -136,7 +141,7 @@ class AccessLog:
         self._log = log
         self._name = log.name
         self._writer = writer
-        self._as_json = as_json
+        self.as_json = as_json
         self._wall = wall
         self._stamp = Stamper()
 
@@ -145,7 +150,7 @@ class AccessLog:
         if not self._log.isEnabledFor(logging.INFO):
             return
         stamp = self._stamp(self._wall())
-        if self._as_json:
+        if self.as_json:
             head: dict[str, object] = {"time": stamp, "level": "INFO", "logger": self._name, "message": "request"}
             self._writer.write(json_line(head, _data(record)))
         else:

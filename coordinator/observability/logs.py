@@ -7,7 +7,8 @@ Modules log with `logging.getLogger("pd_coordinator.<package>")` and give fields
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, TextIO
 
 from .access import AccessLog
@@ -27,14 +28,49 @@ class Logs:
         access: the log of finished requests.
     """
 
-    def __init__(self, level: int, style: Style, stream: TextIO) -> None:
+    def __init__(self, level: int, style: Style, stream: TextIO, levels: Mapping[str, int]) -> None:
         self._writer = LineWriter(stream)
-        self._handler = LineHandler(self._writer, JsonFormatter() if style == "json" else TextFormatter())
+        self._handler = LineHandler(self._writer, TextFormatter())
         self._restore: list[Callable[[], None]] = []
-        self._take(ROOT, level)
+        self._own_levels: dict[str, int] = {}
+        for name in (ROOT, *LIBRARIES):
+            self._take(name)
+        self.access = AccessLog(logging.getLogger(f"{ROOT}.access"), self._writer)
+        self._set(level, style, levels)
+
+    def apply(self, level: str, style: Style, levels: Mapping[str, str]) -> None:
+        """Go by these from the next line on.
+
+        Args:
+            level: of all loggers of ours, and of libraries where it is higher than warning.
+            style: text or json.
+            levels: of single loggers, and of those below them, by name.
+
+        Raises:
+            ValueError: no such level or style; nothing has changed.
+        """
+        if style not in ("text", "json"):
+            raise ValueError(f"no such log format: {style}")
+        numbers = {name: level_number(found) for name, found in levels.items()}
+        self._set(level_number(level), style, numbers)
+
+    def belongs_to(self, find: Callable[[], Mapping[str, str]]) -> None:
+        """Have lines that are written while a request is worked on carry these fields: its id, and its trace's."""
+        self._handler.belongs_to = find
+
+    def _set(self, level: int, style: Style, levels: Mapping[str, int]) -> None:
+        for name in self._own_levels:
+            logging.getLogger(name).setLevel(self._own_levels[name])
+        self._own_levels = {}
+        logging.getLogger(ROOT).setLevel(level)
         for library in LIBRARIES:
-            self._take(library, max(level, logging.WARNING))
-        self.access = AccessLog(logging.getLogger(f"{ROOT}.access"), self._writer, as_json=style == "json")
+            logging.getLogger(library).setLevel(max(level, logging.WARNING))
+        for name, own in levels.items():
+            log = logging.getLogger(name)
+            self._own_levels[name] = log.level
+            log.setLevel(own)
+        self._handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+        self.access.as_json = style == "json"
 
     @property
     def lost(self) -> int:
@@ -47,12 +83,15 @@ class Logs:
 
     def close(self) -> None:
         """Write what is buffered and leave the loggers as they were before. Idempotent."""
+        for name, level in self._own_levels.items():
+            logging.getLogger(name).setLevel(level)
+        self._own_levels = {}
         while self._restore:
             self._restore.pop()()
         self._handler.close()
         self._writer.flush()
 
-    def _take(self, name: str, level: int) -> None:
+    def _take(self, name: str) -> None:
         log = logging.getLogger(name)
         before = (log.level, log.propagate)
 
@@ -62,28 +101,40 @@ class Logs:
             log.propagate = before[1]
 
         log.addHandler(self._handler)
-        log.setLevel(level)
         log.propagate = False
         self._restore.append(give_back)
 
 
-def configure(level: str = "info", style: Style = "text", stream: TextIO | None = None) -> Logs:
+def configure(
+    level: str = "info",
+    style: Style = "text",
+    stream: TextIO | None = None,
+    levels: Mapping[str, str] = MappingProxyType({}),
+) -> Logs:
     """Send the logs to a stream (standard error by default) until the result is closed.
 
     Args:
         level: `debug`, `info`, `warning`, `error` or `critical`, in any case.
         style: `text` or `json`.
         stream: where lines go.
+        levels: those of single loggers, by name.
 
     Raises:
         ValueError: no such level or style.
     """
+    numbers = {name: level_number(found) for name, found in levels.items()}
+    number = level_number(level)
+    if style not in ("text", "json"):
+        raise ValueError(f"no such log format: {style}")
+    return Logs(number, style, sys.stderr if stream is None else stream, numbers)
+
+
+def level_number(level: str) -> int:
+    """The number of a level by its name, in any case; raises ValueError."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if not number:
         raise ValueError(f"no such log level: {level}")
-    if style not in ("text", "json"):
-        raise ValueError(f"no such log format: {style}")
-    return Logs(number, style, sys.stderr if stream is None else stream)
+    return number
 
 
 class LimitedLog:

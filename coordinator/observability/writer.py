@@ -4,8 +4,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TextIO
+
+from .repeats import Repeats
 
 FLUSH_AFTER_S = 0.1
 FLUSH_CHARS = 65536
@@ -84,19 +86,41 @@ class LineWriter:
 
 
 class LineHandler(logging.Handler):
-    """Takes log records to a `LineWriter`; a warning or worse goes out at once, with all before it."""
+    """Takes log records to a `LineWriter`; a warning or worse goes out at once, with all before it.
 
-    def __init__(self, writer: LineWriter, formatter: logging.Formatter) -> None:
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        belongs_to: fields of the request whose work runs just now; asked for each record that does not name one.
+    """
+
+    def __init__(
+        self, writer: LineWriter, formatter: logging.Formatter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
         self._writer = writer
+        self._repeats = Repeats(self._put, clock=clock)
+        self.belongs_to: Callable[[], Mapping[str, str]] | None = None
         self.setFormatter(formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Format and write one record; a record that cannot be formatted is named without its content."""
         try:
+            if not self._repeats.passes(record):
+                return
+            if self.belongs_to is not None and "request" not in record.__dict__:
+                record.__dict__.update(self.belongs_to())
+        except Exception as error:  # noqa: BLE001 - a border: no log call may fail its caller
+            self._writer.write(_unreadable(record, error))
+            return
+        self._put(record)
+
+    def _put(self, record: logging.LogRecord) -> None:
+        try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001 - a border: no log call may fail its caller
-            line = f"log record of {record.name} line {record.lineno} is unreadable: {type(error).__name__}"
+            line = _unreadable(record, error)
         self._writer.write(line)
         if record.levelno >= logging.WARNING:
             self._writer.flush()
@@ -104,3 +128,12 @@ class LineHandler(logging.Handler):
     def flush(self) -> None:
         """Write what is there; `logging` calls this on exit."""
         self._writer.flush()
+
+    def close(self) -> None:
+        """Tell what was counted; `logging` calls this on exit."""
+        self._repeats.flush()
+        super().close()
+
+
+def _unreadable(record: logging.LogRecord, error: Exception) -> str:
+    return f"log record of {record.name} line {record.lineno} is unreadable: {type(error).__name__}"

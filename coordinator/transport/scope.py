@@ -22,6 +22,11 @@ class Scope:
         self._error: BaseException | None = None
         self._cancelling = 0
 
+    @property
+    def task(self) -> asyncio.Task[object] | None:
+        """The task that is in the block; None before and after."""
+        return self._task
+
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task(self._loop)
         assert self._task is not None, "a scope needs a task"

@@ -78,6 +78,12 @@ class Commit(_Message):
     number: int
 
 
+class LogBy(_Message):
+    """Log in this way (the section `logging` as JSON) until another configuration comes."""
+
+    logging: str
+
+
 class Drain(_Message):
     """Take no new requests, end within `within_s` seconds, then leave. A second one with 0 seconds ends it at once."""
 
@@ -160,5 +166,5 @@ class Snapshot(_Message):
     data: bytes
 
 
-Down = Start | View | Told | Secured | Prepare | Commit | Drain | AskMetrics | AskRecent
+Down = Start | View | Told | Secured | Prepare | Commit | LogBy | Drain | AskMetrics | AskRecent
 Up = Serving | Failed | Charge | Credit | Requests | Prepared | Said | Seen | Snapshot

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from coordinator.config import ConfigError, Problem, Settings
+from coordinator.config import ConfigError, Logging, Problem, Settings
 from coordinator.renewal import BUILD_S, Apply, Renewal
 from coordinator.workers.crew import Crew
-from coordinator.workers.messages import Commit, Prepare, Prepared
+from coordinator.workers.messages import Commit, LogBy, Prepare, Prepared
 
 LOG = logging.getLogger("pd_coordinator.workers")
 ANSWERS_S = BUILD_S + 10.0
@@ -57,6 +57,10 @@ class CrewRenewal:
         self._settings = None
         self._crew.tell(None, Commit(0))
 
+    def log_by(self, logging: Logging, worker: int | None = None) -> None:
+        """Have one of them, or all, log in this way."""
+        self._crew.tell(worker, LogBy(logging.model_dump_json()))
+
     def heard(self, message: Prepared) -> None:
         """A worker has built it, or cannot."""
         answer = self._answers.get(message.worker)
@@ -89,9 +93,11 @@ class WorkerRenewal:
         self._apply: Apply | None = None
         self._building: asyncio.Task[None] | None = None
 
-    def take(self, message: Prepare | Commit) -> None:
+    def take(self, message: Prepare | Commit | LogBy) -> None:
         """Do what the supervisor says."""
-        if isinstance(message, Prepare):
+        if isinstance(message, LogBy):
+            self._renewal.log_by(Logging.model_validate_json(message.logging))
+        elif isinstance(message, Prepare):
             self._forget()
             self._number = message.number
             work = self._build(message)

@@ -69,9 +69,11 @@ async def _main(socket_fd: int, board_fd: int) -> int:
     sys.path[:] = start.path
     settings = Settings.model_validate_json(start.settings)
     stream = cast("TextIO", WholeLines(sys.stderr.fileno()))
-    logs = configure(settings.logging.level, settings.logging.format, stream)
+    logs = configure(settings.logging.level, settings.logging.format, stream, settings.logging.levels)
     try:
         worker = Worker(start, mmap.mmap(board_fd, 0), channel.send, logs.access, logs.flush)
+        worker.renewal.on_logging = lambda logging: logs.apply(logging.level, logging.format, logging.levels)
+        logs.belongs_to(worker.renewal.belonging)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: worker.leave_alone(worker.renewal.drain_s))
         inbox.hand_to(worker)

@@ -199,6 +199,7 @@ class Supervisor:
             if isinstance(engine, SplitEngine):
                 engine.introduce(number)
         self._secure(self.security.settings, self.security.keys, number)
+        self._renewing.log_by(self.control.reloader.logging, number)
         self.crew.tell(number, self._views.view())
 
     def _secure(self, settings: Settings, keys: Sequence[Key] | None, worker: int | None = None) -> None:

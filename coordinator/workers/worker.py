@@ -34,6 +34,7 @@ from coordinator.workers.messages import (
     Down,
     Drain,
     Failed,
+    LogBy,
     Prepare,
     Requests,
     Secured,
@@ -202,7 +203,7 @@ class Worker:
             self._say(seen(self._number, self._recent))
         elif isinstance(message, AskMetrics):
             self._say(Snapshot(message.number, packed(self._metrics)))
-        elif isinstance(message, Prepare | Commit):
+        elif isinstance(message, Prepare | Commit | LogBy):
             self._renewing.take(message)
         elif isinstance(message, Drain):
             self.drain(message.within_s)

@@ -167,3 +167,31 @@ async def test_a_worker_that_starts_later_goes_by_what_is_in_force(start):
 def children_of(coordinator) -> list[str]:
     """Process ids of its workers."""
     return Path(f"/proc/{coordinator.pid}/task/{coordinator.pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_levels_of_the_log_are_changed_in_all_processes(start, workers: int):
+    cluster = start.cluster(server={"workers": workers, "port": 0, "management_port": 0})
+    coordinator = cluster.coordinator
+
+    async def lines_of(prefix: str) -> int:
+        for number in range(10):
+            assert (
+                await ask(cluster.port, CHAT.path, CHAT.body(f"{prefix} {number}"), {"X-Request-Id": prefix})
+            ).status == 200
+        return coordinator.log().count(f" id={prefix} ")
+
+    quiet = coordinator.manage("/v1/log-level", {"levels": {"pd_coordinator.access": "error"}}, method="PUT")
+    assert quiet == {"level": "info", "levels": {"pd_coordinator.access": "error"}}
+    assert await lines_of("quiet") == 0
+    assert coordinator.manage("/v1/config/reload", b"", method="POST")["changed"] == []
+    await lines_of("loud")
+    await eventually(lambda: coordinator.log().count(" id=loud ") == 10, "they are written again")
+    coordinator.write_config(
+        cluster.config | {"logging": {"format": "json", "levels": {"pd_coordinator.audit": "debug"}}}
+    )
+    assert coordinator.manage("/v1/config/reload", b"", method="POST")["applied"]
+    await lines_of("json")
+    await eventually(lambda: coordinator.log().count('"id":"json"') == 10, "they are JSON")
+    coordinator.manage("/v1/instances")
+    await eventually(lambda: '"logger":"pd_coordinator.audit"' in coordinator.log(), "its lines are written")

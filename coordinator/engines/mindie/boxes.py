@@ -49,7 +49,11 @@ class Boxes:
                     else:
                         box.message(kind, body, now_s)
                 except Exception as error:  # noqa: BLE001  # the border: one request's fault must not end the stream
-                    self._log.exception("a request of instance %s failed inside the coordinator", self.instance.id)
+                    self._log.exception(
+                        "a request of instance %s failed inside the coordinator",
+                        self.instance.id,
+                        extra={"wire": rid.decode("ascii", "replace")},
+                    )
                     box.fail(InternalError(type(error).__name__))
             elif kind is not Kind.HEARTBEAT:
                 left.append(frame)

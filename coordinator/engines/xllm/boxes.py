@@ -54,7 +54,7 @@ class Boxes:
             try:
                 wanted.append(box.take(told, now_s, sender))
             except Exception as error:  # noqa: BLE001  # the border: one request's fault must not end others
-                self._log.exception("a request failed inside the coordinator")
+                self._log.exception("a request failed inside the coordinator", extra={"wire": told.service_req_id})
                 box.fail(InternalError(type(error).__name__))
                 wanted.append(False)
         return wanted

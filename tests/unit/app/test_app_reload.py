@@ -413,3 +413,64 @@ class TestAtOnceOrNotAtAll:
             answers = await asyncio.gather(reload(process), reload(process))
             assert [status for status, _ in answers] == [200, 200]
             assert sorted(len(told["changed"]) for _, told in answers) == [0, 1]
+
+
+LEVELS = "/v1/log-level"
+
+
+class TestLogLevels:
+    async def put(self, process, body):
+        port = process.app.management.addresses["management"][1]
+        async with process.session.put(f"http://127.0.0.1:{port}{LEVELS}", json=body) as reply:
+            return reply.status, await reply.json()
+
+    async def test_until_the_file_is_read_again(self, case):
+        async with case.process() as process:
+            given = []
+            process.app.renewal.on_logging = given.append
+            assert json.loads((await process.call(LEVELS, management=True))[2]) == {"level": "info", "levels": {}}
+            told = await self.put(process, {"levels": {"pd_coordinator.engines": "debug"}})
+            assert told == (200, {"level": "info", "levels": {"pd_coordinator.engines": "debug"}})
+            told = await self.put(process, {"level": "error", "levels": {"pd_coordinator": "warning"}})
+            assert told[1] == {
+                "level": "error", "levels": {"pd_coordinator.engines": "debug", "pd_coordinator": "warning"}
+            }  # fmt: skip
+            told = await self.put(process, {"levels": {"pd_coordinator.engines": None}})
+            assert told[1]["levels"] == {"pd_coordinator": "warning"}
+            assert [one.level for one in given] == ["info", "error", "error"]
+            assert await process.reload()
+            assert json.loads((await process.call(LEVELS, management=True))[2]) == {"level": "info", "levels": {}}
+            assert given[-1].level == "info"
+
+    @pytest.mark.parametrize(
+        "body", [{}, [], {"levle": "info"}, {"level": "loud"}, {"level": None}, {"levels": {"engines": "debug"}},
+                 {"levels": {"pd_coordinator.x": "loud"}}, {"levels": [1]}, {"level": "info", "format": "json"}],
+    )  # fmt: skip
+    async def test_what_is_none(self, case, body):
+        async with case.process() as process:
+            status, told = await self.put(process, body)
+            assert status == 400
+            assert told["error"]
+            assert process.app.control.reloader.logging.level == "info"
+
+
+async def test_lines_of_a_request_carry_its_id(case, fake):
+    seen = []
+
+    async def noted(call):
+        call.reply()
+
+    fake.infer = noted
+    async with case.process() as process:
+        await process.ready()
+        assert process.app.renewal.belonging() == {}
+        place = process.app.scheduler.place
+
+        async def looked(*args):
+            seen.append(dict(process.app.renewal.belonging()))
+            return await place(*args)
+
+        process.app.scheduler.place = looked
+        _, headers, _ = await process.call(CHAT, BODY)
+        assert seen == [{"request": headers["X-Request-Id"]}]
+        assert process.app.renewal.belonging() == {}

@@ -93,6 +93,7 @@ tls:
   reread_s: 10.0
 logging:
   level: info
+  levels: {}
   format: text
 metrics:
   engines:

@@ -160,11 +160,11 @@ def test_first_is_logged_then_one_per_interval(limited, clock, stream):
     clock.now_s += 10
     assert limited.warning("late frame of %s", "d1", instance="d1")
     clock.now_s += 10
-    assert limited.warning("late frame of %s", "d1", instance="d1")
+    assert limited.warning("late frame of %s", "d2", instance="d2")
     assert [line.partition(" pd_coordinator.x ")[2] for line in lines(stream)] == [
         "late frame of d0 instance=d0",
         "late frame of d1 instance=d1 left_out=999",
-        "late frame of d1 instance=d1",
+        "late frame of d2 instance=d2",
     ]
 
 
