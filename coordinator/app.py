@@ -94,7 +94,7 @@ class App:
         self.data.server.tls = self._certificates.context("data")
         self.security = Security(settings, self.management, self._certificates, self.data.secure, self.metrics)
         self.control.reloader.parts.append(self.security.apply)
-        self.renewal = self.control.reloader.renewal = Renewal(
+        self.control.reloader.renewal = self.renewal = Renewal(
             settings, self._client, self._tokenizers, self._engines, scheduler=self.scheduler, data=self.data
         )
         self._engines.on_new = self.control.welcome

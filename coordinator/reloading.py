@@ -15,13 +15,27 @@ from coordinator.core.instance import Instance
 from coordinator.engines.engine_set import EngineSet, fixed_settings
 from coordinator.observability.metrics import Metrics
 from coordinator.parts import engine_settings, load_settings, validate_options
-from coordinator.renewal import Apply, Renewal
 
 LOG = logging.getLogger("pd_coordinator")
 READ_S = 60.0
 MOST_ASKED = 2  # one that reads, and one for what was written meanwhile
 Part = Callable[[Settings], None]
 """Goes by other settings; may raise ConfigError, with nothing changed."""
+
+
+Apply = Callable[[], None]
+
+
+class Renewing(Protocol):
+    """What this process has that goes by the configuration; see renewal.Renewal."""
+
+    async def prepare(self, settings: Settings) -> Apply:
+        """Build what these settings need; the result exchanges it. Raises ConfigError, TimeoutError or ValueError."""
+        ...
+
+    def log_by(self, logging: Logging) -> None:
+        """Log in this way."""
+        ...
 
 
 class Processes(Protocol):
@@ -120,7 +134,7 @@ class Reloader:
         self.settings = settings
         self.logging = settings.logging
         self.waiting: tuple[str, ...] = ()
-        self.renewal: Renewal | None = None
+        self.renewal: Renewing | None = None
         self.parts: list[Part] = []
         self.processes: Processes | None = None
 
