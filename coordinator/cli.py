@@ -11,6 +11,7 @@ from pathlib import Path
 from coordinator import config, demo, doctor, serving
 from coordinator.parts import load_settings
 from coordinator.security.keys import LEAST_CHARS, MAX_KEY_BYTES, new_hash, new_key
+from coordinator.top import command as top
 
 EXIT_BAD_CONFIG = 2
 LONGEST_S = 86400.0
@@ -123,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     instance = commands.add_parser("instance", help="one simulated engine instance that speaks the real wire protocol")
     _add_instance_arguments(instance)
     instance.set_defaults(run=_instance)
+
+    top_ = commands.add_parser("top", help="what a running coordinator does, in the terminal as it happens")
+    top.add_arguments(top_)
+    top_.set_defaults(run=top.run)
 
     key = commands.add_parser("key", help="make an API key, or the hash of one that there is")
     key.add_argument("what", choices=("new", "hash"), help="new: print a key; hash: read one from stdin")

@@ -116,7 +116,7 @@ class BusySight:
         handoff_s, tokens = rng.lognormvariate(-3.8, 0.4), rng.randint(40, 220)
         gap_s = rng.lognormvariate(-4.0, 0.2)
         record = RequestRecord(f"{rng.getrandbits(64):016x}", "openai", "/v1/chat/completions", stream=True)
-        record.prefill, record.decode = rng.choice(self.names["prefill"]), rng.choice(self.names["decode"])
+        record.prefill, record.decode = rng.choice(self._ready("prefill")), rng.choice(self._ready("decode"))
         record.attempts, record.events = 1, tokens
         record.queue_s, record.prefill_s, record.handoff_s = queue_s, prefill_s, handoff_s
         record.decode_s = gap_s * tokens
@@ -137,6 +137,9 @@ class BusySight:
                 cells.itl.observe(rng.lognormvariate(-4.0, 0.2))
         self.recent.take(record)
         return record
+
+    def _ready(self, role):
+        return [ident for ident in self.names[role] if self.states.get(ident, ("ready",))[0] == "ready"]
 
     def _row(self, ident):
         state, reason = self.states.get(ident, ("ready", ""))
