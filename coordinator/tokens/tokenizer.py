@@ -1,6 +1,7 @@
 """One model's tokenizer: text to ids, ids to text, messages to a prompt."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -8,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from coordinator.core.errors import DeadlineExceeded
+from coordinator.core.errors import BadRequest, DeadlineExceeded
 
 from .decoding import (
     BYTE_FALLBACK,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHORT_CHARS: Final = 1024  # a quarter of a millisecond; a thread costs half of that
+MOST_CHARS: Final = 4 << 20  # the library takes up to 200 bytes for each while it works
 RENDER_S: Final = 5.0
 WAIT_S: Final = 120.0  # for a thread; long texts take about a second for each 4 MB
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -71,6 +73,8 @@ class Tokenizer:
         """
         if missing_extra():
             raise ValueError(NEEDS)
+        # each of its batches holds one text here: threads of its own, one for each core, would have nothing to do
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import tokenizers  # noqa: PLC0415 - comes with the extra
 
         content = read_folder(folder)
@@ -93,10 +97,16 @@ class Tokenizer:
             special: whether the tokenizer's own marks (a BOS token, say) are put around it.
 
         Raises:
+            BadRequest: it has more than MOST_CHARS characters.
             DeadlineExceeded: no thread has done it within WAIT_S.
         """
         if len(text) <= SHORT_CHARS:
             return self._encode(text, special=special)
+        if len(text) > MOST_CHARS:
+            raise BadRequest(
+                f"the prompt has {len(text)} characters, and at most {MOST_CHARS} characters are tokenized here: "
+                "a longer one must be a list of token ids"
+            )
         return await self._in_thread(lambda: self._encode(text, special=special))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -183,11 +193,12 @@ class Tokenizer:
     # --- inside
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
+        # a batch, be it of one text: `encode` keeps the interpreter's lock while it works, and so stops every thread
+        encode = self._library.encode_batch_fast
         try:
-            encoded = self._library.encode(text, add_special_tokens=special)
+            (encoded,) = encode([text], add_special_tokens=special)
         except TypeError:  # half of a surrogate pair, which JSON may hold and no text can
-            text = text.encode("utf-8", "replace").decode()
-            encoded = self._library.encode(text, add_special_tokens=special)
+            (encoded,) = encode([text.encode("utf-8", "replace").decode()], add_special_tokens=special)
         return list(encoded.ids)
 
     def _decode(self, ids: list[int]) -> str:

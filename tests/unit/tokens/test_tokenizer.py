@@ -73,6 +73,24 @@ async def test_long_texts_leave_the_loop_free_and_short_ones_need_no_thread(make
     assert await made.text(await made.encode(long)) == made.decode(await made.encode(long)) == long
 
 
+async def test_the_loop_goes_on_while_a_long_text_is_worked_on(make):
+    """A thread alone does not help: the library's `encode` keeps the interpreter's lock to its end."""
+    encoding = asyncio.create_task(make().encode("hello world, " * 50_000), name="encode")
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len(await encoding) > 50_000
+    assert turns > 10
+
+
+async def test_a_text_that_is_too_long_for_any_memory_is_refused(make, monkeypatch):
+    monkeypatch.setattr(tokenizer, "MOST_CHARS", 5000)
+    assert await make().encode("x" * 5000)
+    with pytest.raises(BadRequest, match="at most 5000 characters"):
+        await make().encode("x" * 5001)
+
+
 async def test_halves_of_surrogate_pairs_are_no_reason_to_fail(make):
     assert make().decode(await make().encode("a\ud83db", special=False)) == "a?b"
 
