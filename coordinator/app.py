@@ -15,8 +15,7 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
-from coordinator.parts import make_engines, make_policies, make_tokenizers
-from coordinator.policies import inform
+from coordinator.parts import make_engines, make_scheduler, make_tokenizers
 from coordinator.renewal import Renewal
 from coordinator.scheduler import Scheduler
 from coordinator.securing import Security
@@ -74,9 +73,7 @@ class App:
         self._certificates = Certificates(settings, self._client.peers, "data", "management")
         self._tokenizers = make_tokenizers(settings)
         self._engines = make_engines(settings, self._client, self.metrics, self._tokenizers)
-        scheduling, limits = settings.scheduling, settings.limits
-        policies = inform(make_policies(settings), self._engines.values())
-        self.scheduler = Scheduler(policies, max_queue=limits.max_queue, fallback=scheduling.fallback)
+        self.scheduler = make_scheduler(settings, self._engines)
         work = OwnWork(self.scheduler, self._engines)
         recent = Recent()
         counted = OwnCounts(self.metrics, recent)

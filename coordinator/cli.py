@@ -148,12 +148,13 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     doctor_.add_argument("--json", action="store_true", help="one JSON object instead of text")
     doctor_.add_argument("--verbose", action="store_true", help="show what is well, too")
     doctor_.add_argument("--no-handover", action="store_true", help="send nothing that makes an engine work")
-    seconds = {"type": _seconds, "metavar": "S"}
-    doctor_.add_argument("--timeout", default=5.0, help="seconds for each question (default: %(default)s)", **seconds)
-    doctor_.add_argument(
-        "--handover-timeout", default=30.0, help="seconds for the request over a pair (default: %(default)s)", **seconds
-    )
-    doctor_.add_argument("--within", default=300.0, help="seconds for all pairs (default: %(default)s)", **seconds)
+    for name, default, what in (
+        ("--timeout", 5.0, "for each question"),
+        ("--handover-timeout", 30.0, "for the request over a pair"),
+        ("--within", 300.0, "for all pairs"),
+    ):
+        text = f"seconds {what} (default: %(default)g)"
+        doctor_.add_argument(name, type=_seconds, default=default, metavar="S", help=text)
     doctor_.add_argument(
         "--pairs", type=int, default=256, metavar="N", help="try at most so many pairs (default: %(default)s)"
     )

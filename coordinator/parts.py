@@ -21,7 +21,8 @@ from coordinator.frontdoor import DoorSettings
 from coordinator.observability import tracing
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.tracing import TraceExporter, Tracer
-from coordinator.policies import POLICY_NAMES, Policies, Policy, load_policy
+from coordinator.policies import POLICY_NAMES, Policies, Policy, inform, load_policy
+from coordinator.scheduler import Scheduler
 from coordinator.security.checks import problems as security_problems
 from coordinator.security.outbound import tls_settings
 from coordinator.tokens import Loaded, Tokenizers, missing_extra
@@ -171,6 +172,12 @@ def _policy(settings: Settings, name: str) -> Policy:
     scheduling = settings.scheduling
     given = dict(scheduling.load_balance) if name == LOAD_BALANCE else scheduling.policy_options.get(name)
     return load_policy(name, given)
+
+
+def make_scheduler(settings: Settings, engines: Mapping[str, object]) -> Scheduler:
+    """The scheduler of a process that serves; raises ValueError for a policy that cannot be made."""
+    policies = inform(make_policies(settings), engines.values())
+    return Scheduler(policies, max_queue=settings.limits.max_queue, fallback=settings.scheduling.fallback)
 
 
 def make_engines(

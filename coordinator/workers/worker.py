@@ -15,10 +15,9 @@ from coordinator.frontdoor import Telemetry
 from coordinator.observability.access import AccessLog
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
-from coordinator.parts import make_engines, make_policies, make_tokenizers
-from coordinator.policies import inform
+from coordinator.parts import make_engines, make_scheduler, make_tokenizers
 from coordinator.renewal import Renewal
-from coordinator.scheduler import LoadBoard, Scheduler, SharedLoads
+from coordinator.scheduler import LoadBoard, SharedLoads
 from coordinator.security.certificates import Certificates
 from coordinator.security.files import FileWatch
 from coordinator.security.guard import Guard
@@ -92,22 +91,13 @@ class Worker:
         self._halves = Halves(self._engines, say)
         self._mirror = Mirror(self._pass_on, self._board)
         self._metrics.add_gauge("kv_pinned_requests", self._read_pinned)
-        self._scheduler = Scheduler(
-            inform(make_policies(settings), self._engines.values()),
-            max_queue=settings.limits.max_queue,
-            fallback=settings.scheduling.fallback,
-        )
+        self._scheduler = make_scheduler(settings, self._engines)
         self._shared = SharedLoads(self._board)
         self._scheduler.share(self._shared)
         self._recent = Recent()
         telemetry = Telemetry(self._metrics, access, self._note, self._recent)
         self._data = DataPlane(
-            settings,
-            self._mirror,
-            self._scheduler,
-            self._engines,
-            telemetry,
-            max_connections=start.max_connections,
+            settings, self._mirror, self._scheduler, self._engines, telemetry, max_connections=start.max_connections
         )
         self._certificates.on_change = self._engines.renew_certificates
         self._data.server.tls = self._certificates.context("data")
