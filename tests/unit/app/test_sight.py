@@ -2,13 +2,22 @@
 
 import asyncio
 import json
+import logging
+import time
 
 import pytest
 from app_world import Process, document, entry
 from engine_world import until
 from fake_instances import FakeInstance
 
-from coordinator.management.live_picture import COLUMNS
+from coordinator.cluster import Cluster, HealthSettings
+from coordinator.controlplane import InstanceLoad
+from coordinator.core.instance import Address, Instance, Role
+from coordinator.management import StageWatch
+from coordinator.management.live_picture import COLUMNS, Album
+from coordinator.observability.metrics import Metrics
+from coordinator.observability.recent import Recent
+from coordinator.sight import ClusterSight, OwnCounts
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[{"role":"user","content":"tell nobody"}]}'
@@ -156,3 +165,43 @@ async def test_the_page_is_there(fake):
         assert status == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"
         assert body.startswith(b"<!doctype html>")
+
+
+def test_a_thousand_instances_are_cheap():
+    """A guard against a wrong turn, not a measurement: a look takes about 6 ms of a processor of today."""
+    cluster = Cluster(
+        {"e": Engine()}, HealthSettings(), in_flight=lambda instance: 3, log=logging.getLogger("test.cluster")
+    )
+    roles = [Role.PREFILL] * 400 + [Role.DECODE] * 600
+    cluster.replace("file", [Instance(f"i{n}", role, Address("10.0.0.1", n), "e") for n, role in enumerate(roles)])
+    work = Work(cluster)
+    sight = ClusterSight(cluster, work, StageWatch(dict), OwnCounts(Metrics(["openai"]), Recent()))
+    album, took = Album({}), []
+    for second in range(9):
+        work.moment = second
+        began_s = time.process_time()
+        picture = album.add(asyncio.run(sight.look()), 0.0, float(second))
+        assert len(picture.change or picture.whole) > 10_000
+        took.append(time.process_time() - began_s)
+    assert sorted(took)[4] < 0.1
+
+
+class Engine:
+    """Of an instance that nobody starts."""
+
+
+class Work:
+    """Loads that are others at each look."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.moment = 0
+
+    def loads(self):
+        for number, instance in enumerate(self.cluster.known()):
+            yield InstanceLoad(instance, (number + self.moment) % 7, number, 0)
+
+    def live(self):
+        return 0
+
+    queued = live
