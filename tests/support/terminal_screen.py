@@ -1,6 +1,7 @@
 """A terminal: a process on a pseudo-terminal, and what would stand on its screen."""
 
 import asyncio
+import codecs
 import contextlib
 import fcntl
 import os
@@ -73,6 +74,7 @@ class TerminalProcess:
         self._command = command
         self.screen = Screen(columns, lines)
         self.raw = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     async def __aenter__(self):
         self._master, slave = pty.openpty()
@@ -100,7 +102,7 @@ class TerminalProcess:
 
     def _read(self):
         with contextlib.suppress(OSError):
-            text = os.read(self._master, 65536).decode()
+            text = self._decode(os.read(self._master, 65536))
             self.raw += text
             self.screen.take(text)
 
