@@ -173,7 +173,7 @@ class Handoff:
         )
         try:
             leg.started_by(stream)
-            await leg.done
+            await leg.ended()
         finally:
             part(stream)
 

@@ -1,8 +1,9 @@
 """The stream of one engine, edited on its way to the client; it may end in `preempt`."""
 
+import asyncio
 from collections.abc import Callable
 
-from coordinator.core.errors import EngineFailed
+from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Stages
 from coordinator.core.request import Headers
@@ -33,6 +34,18 @@ class GenerateLeg(StreamLeg):
         self._cutter = EventCutter()
         self._refusal = b""
         self._head: Headers = ()
+
+    async def ended(self) -> None:
+        """Wait for the end of the answer; raises RequestError.
+
+        Nothing here holds the error afterwards: its traceback knows who holds this leg, which would be a cycle.
+        """
+        try:
+            await self.done
+        except RequestError:
+            self.done = asyncio.get_running_loop().create_future()
+            self.done.set_result(None)
+            raise
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the status and headers."""

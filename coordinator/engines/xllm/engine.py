@@ -219,15 +219,17 @@ class XllmEngine:
             asked = await read_request(request, self._context.tokenizers.of(placement.prefill))
         wire_id = self._context.ids.next()
         box = self._box(request, asked, placement, out)
-        with self._boxes.registered(wire_id, box):
-            placement.prefill_sent(wire_id)
-            try:
+        try:
+            with self._boxes.registered(wire_id, box):
+                placement.prefill_sent(wire_id)
                 await self._start(request, asked, placement, wire_id, box)
                 return await box.done
-            except BaseException:
-                if self._serving is not None:
-                    self._serving.over(wire_id)
-                raise
+        except BaseException:
+            if self._serving is not None:
+                self._serving.over(wire_id)
+            raise
+        finally:
+            del box  # the error in it knows this frame: without a cycle, all that belongs to the request is freed now
 
     def _box(self, request: Request, asked: TokenRequest, placement: Placement, out: Out) -> Mailbox:
         model = request.ask.model or self._models.known(placement.prefill) or ""

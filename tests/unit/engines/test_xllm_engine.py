@@ -1,6 +1,8 @@
 """One xLLM request: what prefill is asked, and what the client gets of what instances push."""
 
+import gc
 import json
+import weakref
 
 import pytest
 from engine_world import chat, count, turns, until
@@ -274,6 +276,31 @@ async def test_an_error_in_the_middle_is_decodes_and_no_refusal():
         assert isinstance(error, EngineFailed)
         assert (error.side, error.instance_id) == (Side.DECODE, "d0")
         assert not served.out.over
+
+
+@pytest.mark.parametrize("how", ["refused", "failed", "cancelled"])
+async def test_a_request_that_fails_is_freed_with_its_error(how):
+    """Its prompt may be as long as a model's context: it must not wait for the garbage collector."""
+    async with Pair() as pair:
+        served = pair.serve(**at_completions())
+        await served.body()
+        (box,) = pair.engine._boxes._boxes.values()
+        answer = weakref.ref(box._answer)
+        del box
+        gc.collect()
+        gc.disable()
+        try:
+            if how == "cancelled":
+                served.task.cancel()
+            else:
+                await pair.p.push(served.told(status=(3, "too long") if how == "refused" else (2, "broken")))
+            error = await served.result()
+            assert (error == "cancelled") == (how == "cancelled")
+            del error, served
+            await turns(5)
+            assert answer() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """What goes wrong between the calls: who is blamed, and that decode keeps nothing."""
 
 import asyncio
+import gc
 import json
 
 import pytest
-from engine_world import count, turns, until
-from microserving_pair import GENERATE, PREPARE, SEND, World
+from engine_world import Out, count, request, turns, until
+from microserving_pair import COMPLETIONS, GENERATE, PREPARE, SEND, World
 
 from coordinator.core.errors import EngineFailed, EngineRefused, Side
 from coordinator.core.ports import COMPLETED
 from coordinator.engines.microserving import errands as errands_module
+from coordinator.engines.microserving.handoff import Handoff
+from coordinator.engines.microserving.leg import GenerateLeg
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 DOUBLE = json.dumps(json.dumps({"object": "error", "message": "too long", "code": 400})).encode()
@@ -109,6 +112,33 @@ async def test_decode_fails(fault, stream):
         assert world.decode.paths() in (
             ["prep_recv", "prep_recv", "start_generate"], ["prep_recv"] * 3 + ["start_generate"]
         )  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("path", [PREPARE, SEND, GENERATE])
+@pytest.mark.parametrize("fault", [(500, b"oops"), (400, DOUBLE)], ids=["fails", "refuses"])
+async def test_a_request_that_fails_is_freed_with_its_error(path, fault, stream):
+    """Its prompt may be as long as a model's context: it must not wait for the garbage collector."""
+    async with World() as world:
+        (world.prefill if path == SEND else world.decode).faults[path] = fault
+        gc.collect()
+        gc.disable()
+        try:
+            asked = completion_request(stream=stream)
+            with world.scheduler.try_place(asked) as lease, pytest.raises((EngineFailed, EngineRefused)):
+                await world.engine.serve(asked, lease, Out())
+            world.decode.faults.clear()
+            await until(lambda: not world.engine.pinned())
+            await turns(20)
+            assert not any(isinstance(one, Handoff | GenerateLeg) for one in gc.get_objects())
+        finally:
+            gc.enable()
+            world.decode.reserved.clear()
+
+
+def completion_request(*, stream):
+    body = json.dumps({"model": "m", "prompt": "one two three", "stream": stream}).encode()
+    return request(path=COMPLETIONS, body=body, stream=stream)
 
 
 async def test_decode_finds_room_too_late():
