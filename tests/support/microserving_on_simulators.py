@@ -30,6 +30,8 @@ class SimText:
 class SimTokenizer:
     """The simulators' own tokenizer, and a template for chats."""
 
+    highest_id = tokens.MAX_TOKEN
+
     async def encode(self, text, *, special=True):
         assert not special, "the engines add no marks"
         return list(tokens.encode(text))
