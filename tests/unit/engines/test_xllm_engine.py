@@ -207,6 +207,20 @@ async def test_several_sequences_each_have_their_text_and_end():
         assert text_of(served.out.body) == ({0: "AB", 1: "XYZ"}, {0: "length", 1: "stop"})
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_stream_tells_usage_only_where_it_is_wanted(wanted):
+    """Instances tell it at the end of every stream (protocol page §6)."""
+    async with Pair() as pair:
+        served = pair.serve(**at_completions(stream_options={"include_usage": wanted}))
+        await served.body()
+        await pair.p.push(served.told(output("A"), first=True))
+        await pair.d.push(served.told(output(finish="stop"), finished=True, usage=(5, 3)))
+        assert await served.result() == Completed()
+        told = [json.loads(event.removeprefix(b"data: ")) for event in served.out.body.split(b"\n\n")[:-2]]
+        usages = [event["usage"] for event in told if event.get("usage")]
+        assert [usage["completion_tokens"] for usage in usages] == ([3] if wanted else [])
+
+
 async def test_logprobs_travel():
     async with Pair() as pair:
         served = pair.serve(**at_completions(logprobs=1, stream=False))
