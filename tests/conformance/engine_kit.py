@@ -26,6 +26,7 @@ class Run:
     """One attempt with a real lease."""
 
     def __init__(self, adapter, asked):
+        self.adapter = adapter
         self.out = Out()
         self.lease = adapter.scheduler.try_place(asked)
         self.task = asyncio.create_task(self._serve(adapter.engine, asked), name="serve")
@@ -37,6 +38,7 @@ class Run:
     async def result(self):
         async with asyncio.timeout(GUARD_S):
             await asyncio.wait([self.task])
+            await self.adapter.mended()
         if self.task.cancelled():
             return "cancelled"
         return self.task.exception() or self.task.result()

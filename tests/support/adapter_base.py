@@ -112,6 +112,9 @@ class Adapter:
     async def settled(self):
         """Wait until the engine has nothing more to send for requests that are over."""
 
+    async def mended(self):
+        """Wait until instances that a fault has restarted are there again."""
+
     async def refuse(self):
         """Make whoever gets the request first refuse connections."""
         await self.fakes[0].refuse()

@@ -10,6 +10,7 @@ from disagg_workers import END, FakeWorker, kv_message, token_message
 from engine_world import GUARD_S, Watcher, context, instance, until
 from token_folders import write_folder
 
+from coordinator.core.errors import EngineFailed
 from coordinator.engines.disaggpb import DisaggpbEngine
 from coordinator.tokens import Tokenizers
 
@@ -97,6 +98,22 @@ class DisaggpbAdapter(Adapter):
             yield token_message(ask.wire_id, ids[0])
 
     # --- what the kit asks
+
+    async def mended(self):
+        """A worker that a fault has restarted is there again, and its channel knows."""
+        if not self.restarts:
+            return
+        await asyncio.gather(*self.restarts)
+        self.restarts.clear()
+        while not await self._answers():
+            await asyncio.sleep(0.05)
+
+    async def _answers(self):
+        try:
+            await self.engine.probe(self.instances[0])
+        except EngineFailed:
+            return False
+        return True
 
     def asked(self):
         return self.prefill.calls
