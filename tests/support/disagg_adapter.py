@@ -105,15 +105,13 @@ class DisaggpbAdapter(Adapter):
             return
         await asyncio.gather(*self.restarts)
         self.restarts.clear()
-        while not await self._answers():
-            await asyncio.sleep(0.05)
-
-    async def _answers(self):
-        try:
-            await self.engine.probe(self.instances[0])
-        except EngineFailed:
-            return False
-        return True
+        for _ in range(100):
+            try:
+                await self.engine.probe(self.instances[0])
+            except EngineFailed:
+                await asyncio.sleep(0.05)
+            else:
+                return
 
     def asked(self):
         return self.prefill.calls

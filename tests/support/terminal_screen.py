@@ -11,6 +11,7 @@ import struct
 import termios
 
 WITHIN_S = 30.0
+_cut = re.compile(r"\x1b(\[\??[\d;]*)?\Z")  # a sequence whose rest comes with the next read
 _piece = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|\x1b.|[\r\n]|[^\x1b\r\n]+", re.DOTALL)
 
 
@@ -23,8 +24,12 @@ class Screen:
         self.at = (0, 0)
         self.modes = set()
         self.unknown = []
+        self._kept = ""
 
     def take(self, text):
+        text, self._kept = self._kept + text, ""
+        if cut := _cut.search(text):
+            text, self._kept = text[: cut.start()], cut.group()
         for found in _piece.finditer(text):
             private, numbers, final = found.groups()
             if final:
