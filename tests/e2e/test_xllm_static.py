@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import QUICK_HEALTH
 from processes import NEVER_IN_A_LOG, call, call_json, until
 
 pytest.importorskip("google.protobuf")
@@ -56,8 +57,6 @@ def entry(each, ident, number):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_instances_in_the_file_with_policies_of_their_own(start, tmp_path, reserved_port, workers):
-    from conftest import QUICK_HEALTH
-
     write_tokenizer(tmp_path / "tokenizer")
     rpc_port = reserved_port
     told = ["--engine", "xllm", "--service", f"127.0.0.1:{rpc_port}", "--prefix-blocks", "200",
