@@ -20,6 +20,7 @@ FLAMES = ("stream", "unary")
 FLAME_S = 20.0
 FLAME_RATE = 250
 MICRO_S = 600.0
+REMARK = re.compile(r"^\s*//.*\n", re.MULTILINE)  # of the sampler's script
 TITLE = re.compile(r'(<text id="title"[^>]*>)[^<]*(<)')  # the sampler puts its whole command line there
 Row = dict[str, float]
 
@@ -112,7 +113,8 @@ def _flame(py_spy: Path, out: Path, name: str, flavour: str, settings: Settings)
         # the sampler writes its file when the program that it has started ends
         _stop_child(made.process.pid)
         made.process.wait(30)
-    out.write_text(TITLE.sub(rf"\g<1>pd-coordinator, {flavour}, {name}\g<2>", out.read_text()))
+    titled = TITLE.sub(rf"\g<1>pd-coordinator, {flavour}, {name}\g<2>", out.read_text())
+    out.write_text(REMARK.sub("", titled))
     return out
 
 
