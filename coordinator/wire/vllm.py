@@ -76,6 +76,14 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
 _ANSWER = msgspec.json.Decoder(_Answer)
 
 
+def _answer(body: bytes) -> _Answer:
+    """The parts of an answer that are looked at; raises ValueError for what is no JSON object."""
+    try:
+        return _ANSWER.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"the answer is no JSON object: {error}") from error
+
+
 # --- requests
 
 
@@ -156,10 +164,7 @@ def read_prefill(body: bytes) -> Prefilled:
         EngineSaid: the answer is an error.
         ValueError: it is no answer at all.
     """
-    try:
-        answer = _ANSWER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the answer is no JSON object: {error}") from error
+    answer = _answer(body)
     if given(answer.error):
         raise EngineSaid(bytes(answer.error).decode("utf-8", "replace"))
     params = answer.kv_transfer_params if object_fields(answer.kv_transfer_params) else None
@@ -200,9 +205,6 @@ def check_answer(body: bytes) -> None:
         EngineSaid: the answer is an error.
         ValueError: it is no whole JSON object.
     """
-    try:
-        answer = _ANSWER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the answer is no JSON object: {error}") from error
+    answer = _answer(body)
     if given(answer.error) and not given(answer.choices):
         raise EngineSaid(bytes(answer.error).decode("utf-8", "replace"))

@@ -1,15 +1,14 @@
 """What the legs of a request do before and after their tokens: alone, on prefill, on decode."""
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from instances.answers import Plan, kv_digest, wrong_plan
 from instances.faults import Chosen
-from instances.ledger import OutOfBlocks
 from instances.openai.ask import Choice, Job
+from instances.openai.computing import Computing
 from instances.openai.refusal import Refused
 from instances.sglang.bootstrap import Meeting, Ranks
 from instances.sglang.refusal import ABORTED
@@ -19,40 +18,19 @@ if TYPE_CHECKING:
     from instances.sglang.instance import SglangEngine
 
 
-class Alone:
+class Alone(Computing):
     """An ordinary engine: KV is computed here and given back at the end."""
 
     kind = "alone"
     # the first token comes out of the prefill, on decode with its KV
     first_token_ready = True
+    engine: "SglangEngine"
 
     def __init__(self, engine: "SglangEngine", job: Job, chosen: Chosen) -> None:
         self.engine = engine
         self.instance = engine.instance
         self.job = job
         self.chosen = chosen
-
-    async def prepare(self) -> None:
-        """Take blocks and compute, one sequence after the other; raises Refused."""
-        for choice in self.job.choices:
-            await self.take_blocks(choice)
-            await self.compute(choice)
-
-    async def take_blocks(self, choice: Choice) -> None:
-        """Blocks for prompt and answer; waits while there are too few. Raises Refused."""
-        try:
-            await self.instance.ledger.wait_allocate(choice.key, choice.kv_tokens, self.kind)
-        except OutOfBlocks as never:
-            raise Refused(400, str(never)) from None
-
-    async def compute(self, choice: Choice) -> None:
-        """Prefill."""
-        choice.cached_tokens = self.instance.prefix.lookup(choice.prompt.tokens)
-        uncached = len(choice.prompt.tokens) - choice.cached_tokens
-        wait_s = self.instance.clockwork.prefill_wait_s(uncached, time.monotonic())
-        if wait_s:
-            await asyncio.sleep(wait_s)
-        self.engine.meters.computed(choice)
 
     async def finish(self) -> None:
         """Nothing more."""

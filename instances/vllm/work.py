@@ -8,8 +8,8 @@ import aiohttp
 
 from instances.answers import kv_digest, wrong_plan
 from instances.faults import Chosen
-from instances.ledger import OutOfBlocks
 from instances.openai.ask import Choice, Job
+from instances.openai.computing import Computing
 from instances.openai.refusal import Refused
 
 if TYPE_CHECKING:
@@ -18,39 +18,18 @@ if TYPE_CHECKING:
 _KEPT_NOTHING = ("no_params", "null_params", "empty_params")
 
 
-class Local:
+class Local(Computing):
     """KV is computed here and given back at the end: an ordinary engine."""
 
     kind = "local"
     first_token_ready = True
+    engine: "VllmEngine"
 
     def __init__(self, engine: "VllmEngine", job: Job) -> None:
         self.engine = engine
         self.instance = engine.instance
         self.job = job
         self._pinned: set[str] = set()
-
-    async def prepare(self) -> None:
-        """Take blocks and compute, one sequence after the other; raises Refused."""
-        for choice in self.job.choices:
-            await self.take_blocks(choice)
-            await self.compute(choice)
-
-    async def take_blocks(self, choice: Choice) -> None:
-        """Blocks for prompt and answer; waits while there are too few. Raises Refused."""
-        try:
-            await self.instance.ledger.wait_allocate(choice.key, choice.kv_tokens, self.kind)
-        except OutOfBlocks as never:
-            raise Refused(400, str(never)) from None
-
-    async def compute(self, choice: Choice) -> None:
-        """Prefill."""
-        choice.cached_tokens = self.instance.prefix.lookup(choice.prompt.tokens)
-        uncached = len(choice.prompt.tokens) - choice.cached_tokens
-        wait_s = self.instance.clockwork.prefill_wait_s(uncached, time.monotonic())
-        if wait_s:
-            await asyncio.sleep(wait_s)
-        self.engine.meters.computed(choice)
 
     async def finish(self) -> None:
         """No params."""
