@@ -9,9 +9,9 @@ from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.health import alive
+from coordinator.engines.http_leg import relay_plain
 from coordinator.engines.plain_call import pass_through
-from coordinator.transport.errors import TransportError
 
 HEALTH_PATH = "/health"
 
@@ -42,12 +42,7 @@ class HybridEngine:
         """Alive is whoever answers without a 5xx; the model's name is not asked for."""
         deadline_s = time.monotonic() + self._context.health_timeout_s
         path = self._context.health_path or HEALTH_PATH
-        try:
-            reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 500:
-            raise refusal(instance, reply.status, reply.headers, b"")
+        await alive(self._client, instance, path, deadline_s)
         return None
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:

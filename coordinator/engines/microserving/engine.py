@@ -11,7 +11,8 @@ from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
-from coordinator.engines.http_leg import failed, refusal, side_of
+from coordinator.engines.health import alive
+from coordinator.engines.http_leg import side_of
 from coordinator.engines.microserving.alone import serve_alone
 from coordinator.engines.microserving.ends import end_here
 from coordinator.engines.microserving.errands import Errands
@@ -27,7 +28,6 @@ from coordinator.engines.microserving.settings import (
 )
 from coordinator.engines.microserving.task import body_fields, make_task, progress_of
 from coordinator.tokens import Tokenizer
-from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.wire.models import first_model
 
@@ -131,13 +131,7 @@ class MicroservingEngine:
         return first_model(listed.body) if listed.status == 200 else None
 
     async def _get(self, instance: Instance, path: str, deadline_s: float) -> Reply:
-        try:
-            reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 500:
-            raise refusal(instance, reply.status, reply.headers, b"")
-        return reply
+        return await alive(self._client, instance, path, deadline_s)
 
     def pinned(self) -> Mapping[str, int]:
         """Requests that have ended and for which a decode instance still keeps room, by its id."""

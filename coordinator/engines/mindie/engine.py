@@ -11,6 +11,7 @@ from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Headers, Request
 from coordinator.engines.context import EngineContext
+from coordinator.engines.health import alive
 from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, read_envelope
 from coordinator.engines.mindie.link import DecodeLink, LinkSettings
@@ -92,12 +93,7 @@ class MindieEngine:
         """Ask for the model list: alive is whoever answers without a 5xx; returns the first model's name."""
         deadline_s = time.monotonic() + self._context.health_timeout_s
         path = self._context.health_path or HEALTH_PATH
-        try:
-            reply = await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 500:
-            raise refusal(instance, reply.status, reply.headers, b"")
+        reply = await alive(self._client, instance, path, deadline_s)
         name = first_model(reply.body) if reply.status == 200 else None
         if name is not None:
             self.learn(instance, name)
