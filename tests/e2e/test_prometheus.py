@@ -1,15 +1,17 @@
 """Boards and rules against a real Prometheus that scrapes a coordinator under load: every query has data."""
 
 import asyncio
+import hashlib
 import math
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from dialects import BY_NAME, MODEL
 from processes import until
-from prometheus_process import PROMETHEUS, Prometheus
+from prometheus_process import PROMETHEUS, Prometheus, free_port
 from raw_client import ask
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
@@ -25,10 +27,21 @@ pytestmark = [
 DIALECTS = [BY_NAME[name] for name in ("chat-stream", "chat", "completions-stream")]
 ENGINES = ("mindie", "mindie", "vllm", "vllm")
 DATA_S = 25.0
+FALLBACK = " or on () vector(0)"
+KEY = "key-of-a-team"
+SENDS_KEY = {"Authorization": f"Bearer {KEY}"}
+
+
+def sources(folder, instance):
+    """Two places where instances are looked for: a file with one, and a name server that is not there."""
+    folder.mkdir()
+    (folder / "more.yaml").write_text(yaml.safe_dump([instance]))
+    gone = {"name": "decode.test.", "role": "decode", "port": 1, "nameservers": [f"127.0.0.1:{free_port()}"]}
+    return {"files": [str(folder / "*.yaml")], "dns": [{**gone, "timeout_s": 0.3}]}
 
 
 @pytest.fixture
-def cluster(start):
+def cluster(start, tmp_path):
     """A pair of MindIE and a pair of vLLM, and everything on that can be counted."""
     roles = ("prefill", "decode") * 2
     fleet = start.fleet([{"role": r, "engine": e, "timing": FAST} for r, e in zip(roles, ENGINES, strict=True)])
@@ -36,17 +49,24 @@ def cluster(start):
         {"id": f"{engine}-{role}", "role": role, "engine": engine, "url": one.url}
         for role, engine, one in zip(roles, ENGINES, fleet.instances, strict=True)
     ]
+    *listed, found = rows
     coordinator = start.coordinator(
         {
             "server": {"port": 0, "management_port": 0},
-            "cluster": {"model": MODEL, "instances": rows},
+            "auth": {"keys": [{"name": "team", "hash": f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"}]},
+            "cluster": {"model": MODEL, "instances": listed},
+            "discovery": sources(tmp_path / "instances.d", found),
             "scheduling": {"policy": "round_robin"},
             "health": QUICK_HEALTH,
             "metrics": {"engines": {"scrape": True, "interval_s": 0.3}},
         }
     )
     coordinator.wait_ready()
-    until(lambda: set(coordinator.states().values()) == {"ready"}, "all are ready")
+    ready = {row["id"]: "ready" for row in rows}
+    until(lambda: coordinator.states() == ready, "all are ready, the one of the file as well")
+    fleet.instances[1].act("dresult_reset")
+    until(lambda: coordinator.metric("pd_coordinator_link_reconnects_total"), "the result stream is opened again")
+    until(lambda: coordinator.states() == ready, "all are ready once more")
     return coordinator
 
 
@@ -76,9 +96,9 @@ class Load:
             for dialect in DIALECTS:
                 prompt = f"Hello [[length:{8 + number}]]" + (" [[fault:status=500]]" if number == 3 else "")
                 with suppress(ConnectionError):
-                    await ask(self._port, dialect.path, dialect.body(prompt, 20))
+                    await ask(self._port, dialect.path, dialect.body(prompt, 20), SENDS_KEY)
                 await asyncio.sleep(0.02)
-            await ask(self._port, "/nowhere")
+            await ask(self._port, "/nowhere", headers=SENDS_KEY)
 
 
 def numbers(prometheus, expression):
@@ -100,13 +120,19 @@ async def with_data(prometheus, expressions):
     return missing
 
 
-async def test_every_panel_and_rule_has_data(cluster, prometheus):
+def asked():
+    """Every query of every panel, without the zero that it may fall back to: that would hide that nothing is there."""
     made = {path.stem: load(path) for path in BOARDS}
-    expressions = {
-        f"{query.board}: {query.panel} #{number}": filled_in(query.expression, made[query.board])
+    return {
+        f"{query.board}: {query.panel} #{number}": filled_in(query.expression, made[query.board]).removesuffix(FALLBACK)
         for number, query in enumerate(queries())
     }
+
+
+async def test_every_panel_and_rule_has_data(cluster, prometheus):
+    expressions = asked()
     assert len(expressions) > 60
+    assert "pd_coordinator_discovery_up" in str(expressions)
     async with Load(cluster.port):
         assert await with_data(prometheus, expressions) == {}
         records = [name for name, rule in prometheus.rules().items() if rule["type"] == "recording"]
@@ -115,6 +141,7 @@ async def test_every_panel_and_rule_has_data(cluster, prometheus):
     rules = prometheus.rules()
     assert {name: rule.get("lastError") for name, rule in rules.items() if rule["health"] != "ok"} == {}
     await only_real_trouble(prometheus)
+    await the_lost_source_is_told(prometheus)
     await labels_are_ours(prometheus)
 
 
@@ -122,11 +149,26 @@ async def only_real_trouble(prometheus):
     """The failing requests are seen; what is well is not complained of."""
     rules = prometheus.rules()
     active = {name for name, rule in rules.items() if rule["type"] == "alerting" and rule["alerts"]}
-    assert active <= {"PdCoordinatorRequestsFail", "PdCoordinatorInstanceFails"}
+    assert active <= {"PdCoordinatorRequestsFail", "PdCoordinatorInstanceFails", "PdCoordinatorDiscoveryLost"}
     (failing,) = [r for name, r in rules.items() if name == "PdCoordinatorRequestsFail"]
     share = prometheus.values("pd_coordinator:failed:ratio5m")
     assert 0.05 < share[0] < 0.6
     assert [alert["state"] for alert in failing["alerts"]] == ["pending"]
+
+
+async def the_lost_source_is_told(prometheus):
+    """By its name, on the board and by the alert; the source that is reached is not."""
+    up = {one["metric"]["source"]: one["value"][1] for one in prometheus.query("pd_coordinator_discovery_up")}
+    assert up == {"dns:decode.test.": "0", one_of(up, "files:"): "1"}
+    (alert,) = prometheus.rules()["PdCoordinatorDiscoveryLost"]["alerts"]
+    assert (alert["labels"]["source"], alert["state"]) == ("dns:decode.test.", "pending")
+    assert "dns:decode.test. of instances is not reached" in alert["annotations"]["summary"]
+
+
+def one_of(names, start):
+    """The one name that begins so."""
+    (found,) = [name for name in names if name.startswith(start)]
+    return found
 
 
 async def labels_are_ours(prometheus):
