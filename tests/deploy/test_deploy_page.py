@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 import yaml
-from helm_process import CHART, HelmError
-from manifests import ROOT, cluster_yaml, one
+from helm_process import CHART, NAMESPACE, HelmError
+from manifests import ROOT, cluster_yaml, one, pod
 from test_repo_links import dead
 
 from coordinator import cli
@@ -40,6 +40,19 @@ def test_values_become_a_file_that_is_right(helm, values):
     settings = parse(cluster_yaml(helm, values))
     assert settings.cluster.engine == values["config"]["cluster"]["engine"]
     assert helm.lint(values)["errors"] == []
+
+
+def test_values_for_discovery_find_pods_with_the_labels_that_are_shown(helm):
+    (values,) = map(yaml.safe_load, blocks("yaml discovery values"))
+    (shown,) = map(yaml.safe_load, blocks("yaml discovery pod"))
+    assert helm.lint(values)["errors"] == []
+    (source,) = parse(cluster_yaml(helm, values)).discovery.kubernetes
+    labels = shown["metadata"]["labels"]
+    assert [f"{key}={value}" for key, value in labels.items() if key != source.role_label] == [source.label_selector]
+    assert labels[source.role_label] == "prefill"
+    assert pod(helm, values)["spec"]["automountServiceAccountToken"] is True
+    assert one(helm, "Role", values)["metadata"]["namespace"] == NAMESPACE
+    assert f"`kubernetes:{NAMESPACE}/pods?{source.label_selector}`" in PAGE
 
 
 @pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", (CHART / "README.md").read_text(), re.DOTALL))

@@ -4,6 +4,7 @@ import hashlib
 import re
 import subprocess
 import sys
+from itertools import product
 
 import kubernetes_validate
 import pytest
@@ -12,6 +13,7 @@ from helm_process import CHART, NAMESPACE, HelmError
 from manifests import VALUE_SETS, cluster_yaml, container, merged, notes, objects, one, pod
 
 from coordinator.config import Settings
+from coordinator.management.screen import METRICS
 from coordinator.observability.metrics import Metrics
 
 SETS = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
@@ -101,11 +103,13 @@ def test_a_long_name_leaves_room(helm):
 
 
 @SETS
-def test_the_config_arrives_as_it_was_given_and_passes_check(helm, values, tmp_path):
+def test_the_config_arrives_as_it_was_given_and_passes_check(helm, values, tmp_path, monkeypatch):
     text = cluster_yaml(helm, values)
     assert yaml.safe_load(text) == helm.values(values)["config"]
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
+    for variable in values.get("secretEnv", ()):
+        monkeypatch.setenv(variable["name"], "Authorization=Bearer%20xyz")
     command = [sys.executable, "-m", "coordinator", "check", "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     count = len(values["config"]["cluster"].get("instances", ()))
@@ -262,6 +266,31 @@ def test_secrets_become_files_that_others_cannot_read(helm):
         assert "subPath" not in mount, "such a mount would not follow a changed secret"
 
 
+def test_variables_come_from_secrets_and_no_value_is_in_the_chart(helm):
+    first, *others = container(helm, EVERYTHING)["env"]
+    secret = {"name": "llm-router-collector", "key": "4318"}
+    assert first == {"name": "OTLP_HEADERS", "valueFrom": {"secretKeyRef": secret}}
+    assert others == EVERYTHING["extraEnv"]
+    assert EVERYTHING["config"]["tracing"]["headers_env"] == first["name"]
+    assert "env" not in container(helm, VLLM)
+
+
+def needs_variable(path: str, name: str = "A") -> dict:
+    """Values with one key of the configuration that names a variable."""
+    *above, last = path.split(".")
+    change: dict = {last: name}
+    for key in reversed(above):
+        change = {key: change}
+    return merged(VLLM, {"config": change})
+
+
+def test_a_variable_of_either_list_is_one_that_the_configuration_may_name(helm):
+    secret = {"secretEnv": [{"name": "A", "secretName": "s", "key": "k"}]}
+    plain = {"extraEnv": [{"name": "A", "value": "x=y"}]}
+    for path, variables in product(("tracing.headers_env", "auth.engine_key_env"), (secret, plain)):
+        assert container(helm, merged(needs_variable(path), variables))["env"][0]["name"] == "A"
+
+
 @SETS
 def test_every_mount_has_its_volume_and_its_own_place(helm, values):
     volumes = [volume["name"] for volume in pod(helm, values)["spec"]["volumes"]]
@@ -276,7 +305,7 @@ def test_what_is_further_given_for_pods_gets_there(helm):
     for key in ("priorityClassName", "nodeSelector", "tolerations", "affinity", "imagePullSecrets"):
         assert spec[key] == EVERYTHING[key]
     assert spec["topologySpreadConstraints"] == EVERYTHING["topologySpreadConstraints"]
-    assert found["env"] == EVERYTHING["extraEnv"]
+    assert found["env"][-len(EVERYTHING["extraEnv"]) :] == EVERYTHING["extraEnv"]
     assert found["resources"] == EVERYTHING["resources"]
     assert EVERYTHING["extraVolumes"][0] in spec["volumes"]
     assert EVERYTHING["extraVolumeMounts"][0] in found["volumeMounts"]
@@ -355,7 +384,7 @@ def test_the_budget_lets_pods_go_that_serve_nobody(helm):
 
 SERVICE_MONITOR_ENDPOINT = {
     "port": str, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str, "honorLabels": bool,
-    "tlsConfig": dict, "authorization": dict, "metricRelabelings": list,
+    "tlsConfig": dict, "authorization": dict, "relabelings": list, "metricRelabelings": list,
 }  # fmt: skip
 """Fields of an endpoint in monitoring.coreos.com/v1 that the chart uses; Kubernetes' schemas do not know the kind."""
 
@@ -368,10 +397,11 @@ def test_the_service_monitor_finds_the_management_service_alone(helm, name):
     assert set(found["spec"]) == {"namespaceSelector", "selector", "endpoints"}
     assert found["spec"]["namespaceSelector"] == {"matchNames": [NAMESPACE]}
     assert values["serviceMonitor"]["labels"].items() <= found["metadata"]["labels"].items()
-    (endpoint,) = found["spec"]["endpoints"]
+    endpoint, *others = found["spec"]["endpoints"]
     for key, value in endpoint.items():
         assert isinstance(value, SERVICE_MONITOR_ENDPOINT[key]), key
     assert endpoint["path"] == "/metrics"
+    assert [other["path"] for other in others] == ([] if name == "everything" else ["/metrics/engines"])
     # ours is an engine instance; Prometheus would rename it to exported_instance
     assert endpoint["honorLabels"] is True
     wanted = found["spec"]["selector"]["matchLabels"].items()
@@ -380,6 +410,36 @@ def test_the_service_monitor_finds_the_management_service_alone(helm, name):
     assert service["metadata"]["name"].endswith("-management")
     (port,) = [port for port in service["spec"]["ports"] if port["name"] == endpoint["port"]]
     assert port["targetPort"] == ("metrics" if name == "everything" else "management")
+
+
+def endpoints(helm, change: dict) -> list[dict]:
+    """Of the ServiceMonitor, for the set `everything` with a change."""
+    found: list[dict] = one(helm, "ServiceMonitor", merged(EVERYTHING, change))["spec"]["endpoints"]
+    return found
+
+
+def test_what_engines_say_of_themselves_is_scraped_in_the_same_way_under_a_job_of_its_own(helm):
+    own, engines = endpoints(helm, {"serviceMonitor": {"engineMetrics": True}})
+    assert (own.pop("path"), engines.pop("path")) == METRICS
+    # without it both pages would write one series `up`, and alerts on process_* would mean those of engines
+    assert engines.pop("relabelings") == [{"targetLabel": "job", "replacement": "llm-router-engines"}]
+    for key, value in engines.items():
+        assert isinstance(value, SERVICE_MONITOR_ENDPOINT[key]), key
+    assert engines == own
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"serviceMonitor": {"engineMetrics": False}},
+        {"config": {"metrics": {"engines": {"scrape": False}}}},
+        {"config": {"metrics": {"engines": None}}},
+        {"config": {"metrics": None}},
+    ],
+)
+def test_a_page_that_is_not_there_or_not_wanted_is_not_scraped(helm, change):
+    values = merged({"serviceMonitor": {"engineMetrics": True}}, change)
+    assert [endpoint["path"] for endpoint in endpoints(helm, values)] == ["/metrics"]
 
 
 def test_the_management_ports_are_for_those_who_are_named(helm):
@@ -506,6 +566,16 @@ def test_instances_that_serve_alone_bear_several_coordinators(helm):
         ({"probes": {"port": "status"}}, "config.server.status_port is not set"),
         ({"service": {"type": "LoadBalancer"}}, "dataFrom lets nobody in from outside the cluster: add an ipBlock"),
         ({"secretFiles": [{"name": "a", "secretName": "x"}, {"name": "a", "secretName": "y"}]}, '"a" stands twice'),
+        (
+            {"secretEnv": [{"name": "A", "secretName": "x", "key": "k"}], "extraEnv": [{"name": "A", "value": "x"}]},
+            'the variable "A" stands twice',
+        ),
+        (needs_variable("tracing.headers_env"), 'tracing.headers_env is "A", but neither secretEnv nor extraEnv has'),
+        (needs_variable("auth.engine_key_env"), 'auth.engine_key_env is "A", but neither'),
+        (
+            {"config": {"cluster": {"instances": [{"role": "hybrid", "url": "http://h", "engine_key_env": "A"}]}}},
+            'cluster.instances[0].engine_key_env is "A", but neither',
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_a_sentence(helm, values, words):

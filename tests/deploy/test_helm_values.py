@@ -115,7 +115,7 @@ ELSEWHERE = {"enginePorts", "networkPolicy.enginesFrom"}
 """Values that do not go with several pods; test_helm_objects.py has tests of theirs."""
 OVERRULED = {"podDisruptionBudget.maxUnavailable", "replicaCount"}
 """Values without an effect where another one, as in the set `everything`, is taken instead."""
-REFUSED = {"config.cluster.engine", "networkPolicy.dataFrom"}
+REFUSED = {"config.cluster.engine", "networkPolicy.dataFrom", "secretEnv"}
 """Values whose default is refused beside the other values of that set."""
 
 
@@ -153,7 +153,7 @@ def test_every_value_has_an_effect(helm, path):
 
 @pytest.mark.parametrize("path", sorted(REFUSED))
 def test_values_that_do_not_go_with_the_others_have_an_effect(helm, path):
-    with pytest.raises(HelmError, match=r"MindIE has one coordinator|add an ipBlock"):
+    with pytest.raises(HelmError, match=r"MindIE has one coordinator|add an ipBlock|neither secretEnv"):
         helm.render(with_default(path))
 
 
@@ -200,6 +200,10 @@ WRONG = [
     ({"secretFiles": [{"name": "Keys", "secretName": "x"}]}, "name"),
     ({"secretFiles": [{"name": "keys"}]}, "secretName"),
     ({"secretFiles": [{"name": "keys", "secret": "x", "secretName": "x"}]}, "secret"),
+    ({"secretEnv": [{"name": "A", "secretName": "x"}]}, "key"),
+    ({"secretEnv": [{"name": "A", "secretName": "x", "key": "k", "value": "y"}]}, "value"),
+    ({"secretEnv": [{"name": "a-b", "secretName": "x", "key": "k"}]}, "name"),
+    ({"serviceMonitor": {"engineMetrics": "yes"}}, "engineMetrics"),
     ({"extraEnv": [{"name": "A", "value": 1}]}, "value"),
     ({"extraEnv": [{"name": "A"}]}, "extraEnv"),
     ({"extraVolumes": [{"name": "a"}]}, "extraVolumes"),

@@ -39,4 +39,21 @@
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
+{{- $variables := list -}}
+{{- range concat .Values.secretEnv .Values.extraEnv -}}
+{{- if has .name $variables -}}
+{{- fail (printf "secretEnv, extraEnv: the variable %q stands twice" .name) -}}
+{{- end -}}
+{{- $variables = append $variables .name -}}
+{{- end -}}
+{{- $used := dict "tracing.headers_env" (.Values.config.tracing | default dict).headers_env -}}
+{{- $_ := set $used "auth.engine_key_env" (.Values.config.auth | default dict).engine_key_env -}}
+{{- range $at, $instance := (.Values.config.cluster | default dict).instances -}}
+{{- $_ := set $used (printf "cluster.instances[%d].engine_key_env" $at) $instance.engine_key_env -}}
+{{- end -}}
+{{- range $path, $name := $used -}}
+{{- if and $name (not (has $name $variables)) -}}
+{{- fail (printf "config.%s is %q, but neither secretEnv nor extraEnv has this variable" $path $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

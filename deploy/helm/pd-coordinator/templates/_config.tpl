@@ -42,6 +42,15 @@
 {{- ternary "metrics" "management" (not (not .Values.config.server.metrics_port)) -}}
 {{- end -}}
 
+{{/* Paths that Prometheus scrapes there, as a YAML list. */}}
+{{- define "pd-coordinator.metricsPaths" -}}
+- /metrics
+{{- $engines := get (.Values.config.metrics | default dict) "engines" | default dict -}}
+{{- if and .Values.serviceMonitor.engineMetrics $engines.scrape }}
+- /metrics/engines
+{{- end }}
+{{- end -}}
+
 {{/* "yes" where engines bear one coordinator only: MindIE's decode instances have one result stream, and engines that call
      back know one address. */}}
 {{- define "pd-coordinator.exclusive" -}}

@@ -4,9 +4,18 @@
   image: {{ include "pd-coordinator.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args: [serve, --config, /etc/pd-coordinator/cluster.yaml]
-  {{- with .Values.extraEnv }}
+  {{- if or .Values.secretEnv .Values.extraEnv }}
   env:
+    {{- range .Values.secretEnv }}
+    - name: {{ .name }}
+      valueFrom:
+        secretKeyRef:
+          name: {{ .secretName | quote }}
+          key: {{ .key | quote }}
+    {{- end }}
+    {{- with .Values.extraEnv }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   ports:
     {{- range include "pd-coordinator.ports" . | fromYamlArray }}
