@@ -3,6 +3,7 @@
 import itertools
 import re
 import shlex
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from test_repo_links import dead
 
 from coordinator import cli
 from coordinator.config import Settings, parse
+from coordinator.discovery.plans import make_plans
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
 ENGINES = ("vllm", "sglang", "mindie")
@@ -46,13 +48,15 @@ def test_values_for_discovery_find_pods_with_the_labels_that_are_shown(helm):
     (values,) = map(yaml.safe_load, blocks("yaml discovery values"))
     (shown,) = map(yaml.safe_load, blocks("yaml discovery pod"))
     assert helm.lint(values)["errors"] == []
-    (source,) = parse(cluster_yaml(helm, values)).discovery.kubernetes
+    settings = parse(cluster_yaml(helm, values))
+    (source,) = settings.discovery.kubernetes
     labels = shown["metadata"]["labels"]
     assert [f"{key}={value}" for key, value in labels.items() if key != source.role_label] == [source.label_selector]
     assert labels[source.role_label] == "prefill"
     assert pod(helm, values)["spec"]["automountServiceAccountToken"] is True
     assert one(helm, "Role", values)["metadata"]["namespace"] == NAMESPACE
-    assert f"`kubernetes:{NAMESPACE}/pods?{source.label_selector}`" in PAGE
+    (name,) = make_plans(settings, make=MagicMock(), validate=MagicMock())
+    assert f"`{name}`" in PAGE
 
 
 @pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", (CHART / "README.md").read_text(), re.DOTALL))
