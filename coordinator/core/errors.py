@@ -245,6 +245,10 @@ class EngineFailed(RequestError):
         instance_id: the guilty instance; the only one that is charged.
         reason: a word from a bounded set, the value of the metric label `reason`.
         connecting: no connection could be made at all: the instance itself is in doubt, not just this request.
+
+    Attributes:
+        doubted: id of the other instance of the pair, where it may be the guilty one all the same: the next placement
+            avoids it as well, and it is not charged.
     """
 
     status = 502
@@ -260,3 +264,4 @@ class EngineFailed(RequestError):
         self.instance_id = instance_id
         self.reason = reason
         self.connecting = connecting
+        self.doubted = ""

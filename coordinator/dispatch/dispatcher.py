@@ -150,7 +150,7 @@ class Dispatcher:
                 untouched = relay.pieces == sent_before and (not relay.started or bool(flight.request.wire_id))
                 if not untouched or flight.tries >= self._limits.max_attempts:
                     raise
-                flight.avoid |= {error.instance_id}
+                flight.avoid |= {error.instance_id, error.doubted or error.instance_id}
                 reason, failure = error.reason, error
                 continue
             if isinstance(outcome, Completed):

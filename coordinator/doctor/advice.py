@@ -15,6 +15,7 @@ _BY_REASON = {
     "timeout": "it takes connections and does not answer in time: see its own log; is it loading, or hanging?",
     "bad_reply": "it answers something else than this engine does: is `engine` right, and is this its inference port?",
     "http_5xx": "it answers with an error of its own: see its log",
+    "handoff_failed": "prefill cannot hand requests over to it: can prefill reach it at this address? See both logs",
     "link_lost": "its standing stream is not open: is it a decode instance, and does no other coordinator hold it?",
     "recompute": "decode gave the request back: its KV memory is full, or prefill's KV did not come",
 }

@@ -13,7 +13,7 @@ from coordinator.core.request import Headers, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive
 from coordinator.engines.http_leg import failed, refusal, relay_plain
-from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, read_envelope
+from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, not_handed_over, read_envelope
 from coordinator.engines.mindie.link import DecodeLink, LinkSettings
 from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.engines.mindie.split import LinkOffice, RemoteLink, RemoteLinks, Tell
@@ -197,11 +197,15 @@ class MindieEngine:
         placement.prefill_sent(wire_id)
         reply = await self._post(prefill, request, headers)
         resends_left = RESENDS if request.wire_id else 0
-        while reply.status in STILL_REGISTERED and resends_left:
+        while reply.status in STILL_REGISTERED and resends_left and not not_handed_over(reply.status, reply.body):
             resends_left -= 1
             await asyncio.sleep(RESEND_PAUSE_S)
             reply = await self._post(prefill, request, headers)
         if reply.status != 200:
+            if not_handed_over(reply.status, reply.body):  # decode refuses, or the way between them is broken
+                failure = EngineFailed(Side.DECODE, placement.decode.id, "handoff_failed", detail=f"says {prefill.id}")
+                failure.doubted = prefill.id
+                raise failure
             raise refusal(prefill, reply.status, reply.headers, reply.body)
         try:
             return read_envelope(reply.body, wire_id, stream=request.ask.stream)

@@ -91,6 +91,26 @@ class TestRetry:
         failures = world.metrics.engine_failures
         assert count(failures, first[guilty], "prefill" if guilty == 0 else "decode", world.cluster.charged[0][1]) == 1
 
+    async def test_a_doubted_one_is_avoided_and_not_charged(self):
+        def doubtful(attempt):
+            error = decode_fails(attempt)
+            error.doubted = attempt.placement.prefill.id
+            return error
+
+        world = World(fails(doubtful), good)
+        told = []
+        place = world.scheduler.place
+
+        async def note(asked, avoid=frozenset()):
+            told.append(set(avoid))
+            return await place(asked, avoid)
+
+        world.scheduler.place = note
+        assert (await world.run()).error is None
+        prefill, decode = world.pairs[0]
+        assert told == [set(), {prefill, decode}]
+        assert world.cluster.charged == [(decode, "link_lost")]
+
     async def test_the_scheduler_is_told_of_the_guilty_ones_alone(self):
         world = World(fails(prefill_fails), fails(decode_fails), good)
         told = []

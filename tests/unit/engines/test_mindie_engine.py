@@ -155,6 +155,20 @@ class TestFailuresOfPrefill:
         wire_id = (await world.sent()).wire_id
         assert await world.stopped() == ({wire_id: 1}, {wire_id: 1})
 
+    @pytest.mark.parametrize("wire_id", ["", "4711"])
+    async def test_decode_that_does_not_take_the_request_is_charged_and_prefill_avoided_too(self, world, wire_id):
+        async def not_taken(call):
+            call.reply(b'{"error":"[P Node] Send D request failed: no","error_type":"Incomplete Generation"}', 500)
+
+        world.prefill.infer = not_taken
+        task, _, _ = world.serve(request(wire_id=wire_id))
+        error = await result(task)
+        assert (error.reason, error.side, error.instance_id) == ("handoff_failed", Side.DECODE, "d0")
+        assert (error.doubted, error.connecting) == ("p0", False)
+        assert len(world.prefill.calls) == 1  # a recompute is not sent again: its id is known no more
+        call = await world.sent()
+        assert await world.stopped() == ({call.wire_id: 1}, {call.wire_id: 1})
+
     async def test_a_port_that_refuses(self, world):
         await world.prefill.refuse()
         task, _, _ = world.serve(request())
