@@ -192,7 +192,12 @@ def _introduce(options: Options, instances: Sequence[Started], app: App) -> None
     for one in instances:
         where = f"{one.name}  {one.role:<8} http://{HOST}:{one.port}"
         print(f"  {where}  (process {one.pid}: kill it and watch the others take over)")
-    print(f"\nThe coordinator serves on http://{HOST}:{app.server.port}.\n\n> {PROMPT}\n")
+    print(f"\nThe coordinator serves on http://{HOST}:{app.server.port}.")
+    print(f"What goes on, live in a browser: {_management_url(app)}/\n\n> {PROMPT}\n")
+
+
+def _management_url(app: App) -> str:
+    return f"http://{HOST}:{app.management.addresses['management'][1]}"
 
 
 async def _show_request(options: Options, app: App) -> None:
@@ -216,7 +221,6 @@ async def _show_request(options: Options, app: App) -> None:
 
 
 def _offer(options: Options, app: App) -> None:
-    url, port = f"http://{HOST}:{app.server.port}", app.management.addresses["management"][1]
-    print("\nTry it yourself, while it runs:\n" if options.once else "\nTry it yourself:\n")
-    for what, line in offered_calls(options.engine, MODEL, url, f"http://{HOST}:{port}"):
+    print("\nWithout --once it stays up, for you to try:\n" if options.once else "\nTry it yourself:\n")
+    for what, line in offered_calls(options.engine, MODEL, f"http://{HOST}:{app.server.port}", _management_url(app)):
         print(f"  # {what}\n  {line}\n")

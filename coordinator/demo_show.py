@@ -87,6 +87,7 @@ def offered_calls(engine: str, model: str, url: str, management_url: str) -> lis
     ]
     if engine in TEXT_ONLY:
         del lines[0]
+    load = f"for i in $(seq 200); do {lines[-1][1]} -s -o /dev/null & sleep 0.1; done; wait"
     native = {
         "disaggpb": [
             ("disaggpb", f'curl -N {url}/v1/completions -d \'{{"token_ids":[5,6,7],"max_new_tokens":8}}\''),
@@ -102,6 +103,8 @@ def offered_calls(engine: str, model: str, url: str, management_url: str) -> lis
     return [
         *lines,
         *native.get(engine, []),
+        (f"some load, to see it move on {management_url}/", load),
+        ("the same as that page, in a terminal", f"pd-coordinator top --url {management_url}"),
         ("instances", f"curl {management_url}/v1/instances"),
         ("metrics", f"curl {management_url}/metrics"),
     ]

@@ -103,6 +103,7 @@ def test_demo_stays_up_and_its_curl_lines_work(start):
     demo.said(r"Ctrl-C ends it\.")
     lines = re.findall(r"^  (curl .*)$", demo.log(), re.MULTILINE)
     assert len(lines) >= 6
+    the_live_page_has_the_request(demo.log())
     if shutil.which("curl"):
         for line in lines:
             done = subprocess.run(["sh", "-c", f"{line} -sS --fail --noproxy '*'"], capture_output=True, timeout=20,
@@ -111,6 +112,22 @@ def test_demo_stays_up_and_its_curl_lines_work(start):
             assert done.stdout
     demo.signal(signal.SIGINT)
     assert demo.wait(10) == 0
+
+
+def the_live_page_has_the_request(printed: str) -> None:
+    """At the address that is printed; also where the same is shown in the terminal."""
+    (page,) = re.findall(r"live in a browser: (http://\S+)/$", printed, re.MULTILINE)
+    (url,) = re.findall(r"^  pd-coordinator top --url (\S+)$", printed, re.MULTILINE)
+    assert url == page
+    assert f"to see it move on {page}/\n  for i in" in printed
+    status, headers, body = call(int(page.rpartition(":")[2]), "/")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/html")
+    assert b"v1/live" in body
+    shown = json.loads(run("top", "--url", url, "--once", "--json").stdout)
+    (path,) = shown["paths"]
+    route = re.search(r"first one from prefill (\S+) after \d+ ms, the others from decode (\S+),", printed)
+    assert route
+    assert (path["prefill"], path["decode"], path["outcome"]) == (*route.groups(), "ok")
 
 
 @pytest.mark.slow
