@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/conformance tests/repo
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/conformance tests/repo tests/deploy
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)

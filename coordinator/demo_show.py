@@ -87,7 +87,8 @@ def offered_calls(engine: str, model: str, url: str, management_url: str) -> lis
     ]
     if engine in TEXT_ONLY:
         del lines[0]
-    load = f"for i in $(seq 200); do {lines[-1][1]} -s -o /dev/null & sleep 0.1; done; wait"
+    streamed = f'curl -s {url}/v1/completions -d \'{{"model":"{model}","stream":true,"prompt":"Hello"}}\''
+    load = f"for i in $(seq 200); do {streamed} -o /dev/null & sleep 0.1; done; wait"
     native = {
         "disaggpb": [
             ("disaggpb", f'curl -N {url}/v1/completions -d \'{{"token_ids":[5,6,7],"max_new_tokens":8}}\''),

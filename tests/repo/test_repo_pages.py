@@ -147,6 +147,16 @@ def test_the_gate_can_be_run():
     assert "make test" in text
 
 
+def test_the_quick_gate_leaves_out_only_what_needs_processes():
+    """Clients, browsers, real engines and measurements take minutes or programs that not everybody has."""
+    recipe = re.search(r"^check: setup\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    quick = set(re.findall(r"\btests/(\w+)", recipe[1]))
+    there = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert there - quick == {"e2e", "browser", "perf", "real"}
+    assert quick <= there
+
+
 def test_each_target_of_make_that_is_named_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"setup", "demo", "test", "check", "bench"} <= targets
