@@ -3,6 +3,7 @@
 import itertools
 import re
 import shlex
+import tomllib
 from unittest.mock import MagicMock
 
 import pytest
@@ -123,6 +124,26 @@ def test_the_compose_file_does_the_same():
     assert service["ports"] == ["1025:1025", "127.0.0.1:1026:1026"]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["ulimits"]["nofile"] == 65536
+
+
+def test_every_extra_that_a_user_may_need_is_named():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"dev", "bench"}
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \| ", PAGE.partition("| extra | for |")[2].partition("\n\n")[0], re.MULTILINE
+    )
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == extras
+    image = (ROOT / "docker/Dockerfile").read_text()
+    assert set(re.findall(r"\w+", re.findall(r'"\.\[([\w,]+)\]"', image)[0])) == extras
+
+
+def test_the_commands_of_the_program_are_ones_it_takes():
+    program = "/opt/pd-coordinator/bin/pd-coordinator"
+    found = commands(program)
+    assert {command[1] for command in found} == {"--version", "check", "doctor", "instance"}
+    for command in found:
+        if command[1] != "--version":
+            cli._parser().parse_args(command[1:])
 
 
 def test_versions_named_are_this_one():

@@ -2,14 +2,19 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from door_world import World
 
 from coordinator.api.families import FAMILIES
 from coordinator.core.errors import EngineFailed, InvalidKey, Side, TooManyRequests
 from coordinator.security.keys import Key, new_hash, split_hash
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit/frontdoor"))
+
+from door_world import World
 
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "docs/api.md").read_text().partition("### Keys and limits")[2].partition("\n### ")[0]
