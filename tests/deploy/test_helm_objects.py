@@ -621,6 +621,21 @@ def test_a_management_key_is_reason_enough_not_to_warn(helm):
     assert "can reach the management plane" not in notes(helm, merged(open_plane, auth))
 
 
+KEYED = {"config": {"auth": {"keys_file": "/run/secrets/k.yaml", "management_keys": [{"name": "ops", "hash": "x"}]}}}
+BEARER = '-H "Authorization: Bearer $KEY"'
+
+
+def test_the_calls_of_the_notes_are_ones_that_are_let_in(helm):
+    plain, keyed = notes(helm, VLLM), notes(helm, merged(VLLM, KEYED))
+    assert BEARER not in plain
+    assert "KEY" not in plain
+    assert f"curl -s {BEARER} http://127.0.0.1:1026/v1/instances" in keyed
+    assert f"curl -s {BEARER} http://127.0.0.1:1025/v1/models" in keyed
+    assert "curl -s http://127.0.0.1:1026/v1/readiness" in keyed  # a probe
+    # the name in the certificate is not that of the forwarded port
+    assert "curl -sk https://127.0.0.1:1026/v1/readiness" in notes(helm, with_tls())
+
+
 @pytest.mark.parametrize("section", ["cluster", "timeouts", "tls", "auth", "logging"])
 def test_an_empty_section_is_none(helm, section):
     assert objects(helm, {"config": {section: None}})
