@@ -60,6 +60,7 @@ def notes(settings: Settings) -> tuple[str, ...]:
     if settings.cluster.model_aliases and settings.cluster.model is None:
         found.append("cluster.model_aliases has no effect while cluster.model is null")
     found.extend(_shared_addresses(instances))
+    found.extend(_named_decode(settings))
     return tuple(found)
 
 
@@ -74,6 +75,15 @@ def _shared_addresses(instances: Sequence[InstanceSettings]) -> Iterator[str]:
         netloc = parse_url(entry.url).netloc
         if roles.setdefault(netloc, entry.role) is not entry.role:
             yield f"{netloc} is listed as {roles[netloc]} and as {entry.role}: an instance has one role"
+
+
+def _named_decode(settings: Settings) -> Iterator[str]:
+    """MindIE's prefill refuses every request whose decode instance is told by name (MindIE protocol page §4.4)."""
+    for entry in settings.cluster.instances:
+        host = parse_url(entry.url).host
+        is_name = ":" not in host and not host.rpartition(".")[2].isdigit()
+        if is_name and entry.role is Role.DECODE and (entry.engine or settings.cluster.engine) == "mindie":
+            yield f"{entry.url} has a host name: MindIE serves no request whose decode instance is not an IP address"
 
 
 def _both(here: KeyPath, there: KeyPath, lines: Mapping[KeyPath, int]) -> str:

@@ -179,7 +179,7 @@ def cluster(*entries: str, more: str = "") -> Settings:
 
 
 P = "role: prefill, url: 'http://a:1'"
-D = "role: decode, url: 'http://b:1'"
+D = "role: decode, url: 'http://10.0.0.2:1'"
 H = "role: hybrid, url: 'http://c:1'"
 
 
@@ -193,11 +193,18 @@ H = "role: hybrid, url: 'http://c:1'"
         (cluster(H), []),
         (cluster(H, more="scheduling: {fallback: none}"), ["only hybrid instances"]),
         (cluster(H, P), []),
-        (cluster(P, D, "role: decode, url: 'http://a:1'"), ["a:1 is listed as prefill and as decode"]),
+        (cluster(P, D, "role: decode, url: 'http://10.0.0.3:1'", "role: hybrid, url: 'http://10.0.0.3:1'"),
+         ["10.0.0.3:1 is listed as decode and as hybrid"]),
+        (cluster(P, "role: decode, url: 'http://d-0.example:1'"), ["http://d-0.example:1 has a host name"]),
+        (cluster(P, "role: decode, url: 'http://[::1]:1'"), []),
+        (cluster(P, "role: decode, url: 'http://d-0.example:1', engine: vllm"), []),
+        (cluster(P, "role: decode, url: 'http://d-0.example:1'", more="  engine: vllm"), []),
+        (cluster(P, "role: decode, url: 'http://d-0.example:1', engine: mindie", more="  engine: vllm"),
+         ["http://d-0.example:1 has a host name"]),
         (cluster(P, D, more="  model_aliases: [m]"), ["model_aliases has no effect"]),
         (cluster(P, D, more="  model_aliases: [m]\n  model: n"), []),
     ],
-)
+)  # fmt: skip
 def test_notes(settings, words):
     found = notes(settings)
     assert len(found) == len(words)
