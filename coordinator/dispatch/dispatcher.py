@@ -137,9 +137,9 @@ class Dispatcher:
 
     async def _attempts(self, flight: Flight) -> None:
         record, relay = flight.record, flight.relay
-        reason, failure = "first", None
+        reason = "first"
         while True:
-            lease = await self._place(flight, failure)
+            lease = await self._place(flight)
             record.attempts += 1
             flight.tries += 1
             self._metrics.attempts.labels(reason).inc()
@@ -151,14 +151,15 @@ class Dispatcher:
                 if not untouched or flight.tries >= self._limits.max_attempts:
                     raise
                 flight.avoid |= {error.instance_id, error.doubted or error.instance_id}
-                reason, failure = error.reason, error
+                reason = error.reason
+                flight.keep(error)
                 continue
             if isinstance(outcome, Completed):
                 return
             flight.request = self._resumed(flight, outcome, lease)
             if outcome.avoid:
                 flight.avoid |= {outcome.avoid}
-            reason, flight.tries, failure = "recompute", 0, None
+            reason, flight.tries, flight.failure = "recompute", 0, None
 
     def _resumed(self, flight: Flight, outcome: Resume, lease: Lease) -> Request:
         """The request that decode has given back; what was sent stays sent, model and kind of answer stay too."""
@@ -174,7 +175,7 @@ class Dispatcher:
         ask = replace(ask, model=request.ask.model, stream=request.ask.stream)
         return request.resumed(outcome.body, ask, outcome.wire_id)
 
-    async def _place(self, flight: Flight, failure: EngineFailed | None) -> Lease:
+    async def _place(self, flight: Flight) -> Lease:
         """Get a placement; where a failed attempt leaves none to try, that failure is the answer."""
         request = flight.request
         if flight.record.attempts:
@@ -185,8 +186,8 @@ class Dispatcher:
         try:
             lease = await self._scheduler.place(request, flight.avoid)
         except NoInstance:
-            if failure is not None:
-                raise failure from None
+            if flight.failure is not None:
+                raise flight.kept() from None
             raise
         record = flight.record
         record.prefill, record.decode = lease.prefill.id, lease.decode.id
@@ -225,6 +226,7 @@ class Dispatcher:
                 split_first_token(self._metrics, flight, lease)
             if flight.record.trace is not None:
                 flight.record.trace.attempts.append(attempt_of(lease, failure))
+            del failure  # its traceback knows this frame
         self._cluster.credit(lease.prefill)
         if lease.decode is not lease.prefill and isinstance(outcome, Completed):
             self._cluster.credit(lease.decode)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from coordinator.core.errors import DeadlineExceeded, RequestError
+from coordinator.core.errors import DeadlineExceeded, EngineFailed, RequestError
 from coordinator.core.request import Request
 from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
@@ -19,11 +19,12 @@ class Flight:
 
     Attributes:
         avoid: ids of instances that have failed it, or given it back for want of room.
+        failure: of the last attempt since it came or was given back, see `keep`.
         tries: placements since it came or was given back.
         split: whether the stages before the first token have been timed.
     """
 
-    __slots__ = ("avoid", "lease", "record", "relay", "request", "split", "tries")
+    __slots__ = ("avoid", "failure", "lease", "record", "relay", "request", "split", "tries")
 
     def __init__(self, request: Request, relay: Relay, record: RequestRecord) -> None:
         self.request = request
@@ -31,8 +32,20 @@ class Flight:
         self.record = record
         self.lease: Lease | None = None
         self.avoid: frozenset[str] = frozenset()
+        self.failure: EngineFailed | None = None
         self.tries = 0
         self.split = False
+
+    def keep(self, failure: EngineFailed) -> None:
+        """Keep a failure without traceback and causes: these know all that has served the attempt, and this flight."""
+        failure.__traceback__ = failure.__cause__ = failure.__context__ = None
+        self.failure = failure
+
+    def kept(self) -> EngineFailed:
+        """The failure, to be raised: it is not kept any more, for its traceback will know this flight again."""
+        failure, self.failure = self.failure, None
+        assert failure is not None
+        return failure
 
     def expiry(self) -> tuple[float, str]:
         """The next deadline as it stands (monotonic seconds) and the stage that it ends.

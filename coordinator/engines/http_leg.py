@@ -62,7 +62,8 @@ async def relay_plain(
     """
     try:
         if request.ask.stream:
-            await _relay_stream(client, request, headers, instance, stages, out)
+            leg = StreamLeg(instance, stages, out, untyped=request.api == UNTYPED)
+            await run_stream(client, request, headers, leg)
         else:
             await _relay_whole(client, request, headers, instance, stages, out)
     except TransportError as error:
@@ -105,12 +106,6 @@ def reported(instance: Instance, error: ErrorEvent) -> RequestError:
     return failure
 
 
-async def _relay_stream(
-    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
-) -> None:
-    await run_stream(client, request, headers, StreamLeg(instance, stages, out, untyped=request.api == UNTYPED))
-
-
 async def run_stream(
     client: HttpClient,
     request: Request,
@@ -118,16 +113,9 @@ async def run_stream(
     leg: "StreamLeg",
     part: Callable[[Stream], None] = Stream.close,
 ) -> None:
-    """Send a request to the leg's instance and let the answer run through the leg to its end.
+    """Send a request, with these headers, to the leg's instance and let the answer run through the leg to its end.
 
-    Cancellation closes the connection, which ends the request at the engine.
-
-    Args:
-        client: opens the stream.
-        request: its body is sent.
-        headers: for the engine.
-        leg: takes the answer.
-        part: closes the stream in the end, at once or soon.
+    Cancellation closes the connection, which ends the request at the engine; `part` is who closes it, at once or soon.
 
     Raises:
         RequestError: from the leg.
@@ -137,6 +125,9 @@ async def run_stream(
     try:
         leg.started_by(stream)
         await leg.done
+    except RequestError:
+        leg.let_go()
+        raise
     finally:
         part(stream)
 
@@ -178,6 +169,11 @@ class StreamLeg:
     def left(self) -> bool:
         """Whether the request went out and its caller left before the answer's end or failure."""
         return self.done.cancelled()
+
+    def let_go(self) -> None:
+        """Forget the failure once its waiter has it: its traceback knows who holds this leg, which is a cycle."""
+        self.done = asyncio.get_running_loop().create_future()
+        self.done.set_result(None)
 
     def started_by(self, stream: Stream) -> None:
         """Learn the stream, to slow it down when the client is slow."""

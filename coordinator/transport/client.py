@@ -188,12 +188,22 @@ class HttpClient:
             if timer is not None:
                 timer.cancel()
             connection.abandon(claim)  # does nothing after a whole reply
+            del future  # the error in it knows this frame, which would be a cycle
 
     async def _connect(self, address: Address, deadline_s: float = math.inf) -> Connection:
         self._demand_open()
-        connection = await self._connector.open(
-            address, lambda: Connection(address, self._pool, self._clock), deadline_s - self._clock()
-        )
+        made: list[Connection] = []  # one for each try
+
+        def make() -> Connection:
+            made.append(Connection(address, self._pool, self._clock))
+            return made[-1]
+
+        try:
+            connection = await self._connector.open(address, make, deadline_s - self._clock())
+        except BaseException:
+            for each in made:
+                each.give_up()
+            raise
         try:
             self._demand_open()
         except TransportError:
@@ -217,4 +227,4 @@ class HttpClient:
         try:
             stream.run(await self._connect(address), call, sink)
         except TransportError as error:
-            sink.lost(error)
+            sink.lost(error.with_traceback(None))  # a sink may keep it, and these frames know the sink

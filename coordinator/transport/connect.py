@@ -1,6 +1,7 @@
 """Opening a connection: names, time limit, TLS, and one error type for all that can go wrong."""
 
 import asyncio
+import contextlib
 import math
 import ssl
 from collections.abc import Callable
@@ -64,16 +65,16 @@ class Connector:
         except OSError as error:
             raise TransportError("dns_failed", f"{address.netloc}: {error}", connecting=True, unsent=True) from error
         share_s = limit_s / len(hosts) if limit_s < math.inf else None
-        failure: OSError | None = None
-        for host in hosts:
-            try:
-                async with asyncio.timeout(share_s if host is not hosts[-1] else None):
+        *others, last = hosts
+        for host in others:
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(share_s):
                     return await self._one_host(address, host, factory)
-            except OSError as error:
-                failure = error
-        self._resolver.forget(address.host)
-        assert failure is not None  # a look-up brings at least one address
-        raise connect_error(failure, address.netloc) from failure
+        try:
+            return await self._one_host(address, last, factory)
+        except OSError as error:
+            self._resolver.forget(address.host)
+            raise connect_error(error, address.netloc) from error
 
     async def _one_host(self, address: Address, host: str, factory: Callable[[], P]) -> P:
         loop = asyncio.get_running_loop()

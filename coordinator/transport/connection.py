@@ -125,6 +125,10 @@ class Connection(asyncio.Protocol):
         if claim is self._reader:
             self._read_on()
 
+    def give_up(self) -> None:
+        """Nobody waits for it to be connected any more: uvloop closes such a transport and does not say so here."""
+        self._transport = None
+
     # --- for its home
 
     def close(self) -> None:

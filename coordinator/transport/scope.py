@@ -43,10 +43,18 @@ class Scope:
             # interrupted from inside the task: the cancellation waits for the next await, so meet it here
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-        if task.uncancel() > self._cancelling:
+        others = task.uncancel()
+        del task  # it keeps the error that it ends with, whose traceback knows this frame
+        if others > self._cancelling:
             raise asyncio.CancelledError
         if kind is None or kind is asyncio.CancelledError:
-            raise self._error from None
+            raise self._taken() from None
+
+    def _taken(self) -> BaseException:
+        """The error, which the scope does not keep: its traceback knows the scope, which would be a cycle."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     def interrupt(self, error: BaseException) -> None:
         """End the block with `error`; the first call counts, calls before or after the block do nothing."""

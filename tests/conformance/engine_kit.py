@@ -5,21 +5,20 @@ sent after the end of an answer (the sink minds that itself).
 """
 
 import asyncio
-import gc
-from types import FunctionType
 
+from cycles import left_to_the_collector
 from engine_adapters import DONE, Script, say, token, words_of
 from engine_world import GUARD_S, Out, held, turns, until
 
-from coordinator.core.errors import EngineFailed, EngineRefused, Side
+from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.ports import Completed
 
 FAULTS_5XX = ("500", "503", "reset", "closed", "nonsense")
 
 
-def _module_of(thing):
-    named = thing if isinstance(thing, FunctionType) else type(thing)
-    return named.__module__
+async def serve(engine, asked, lease, out):
+    with lease:
+        return await engine.serve(asked, lease, out)
 
 
 class Run:
@@ -29,11 +28,8 @@ class Run:
         self.adapter = adapter
         self.out = Out()
         self.lease = adapter.scheduler.try_place(asked)
-        self.task = asyncio.create_task(self._serve(adapter.engine, asked), name="serve")
-
-    async def _serve(self, engine, asked):
-        with self.lease:
-            return await engine.serve(asked, self.lease, self.out)
+        # no method: the task keeps its error, whose traceback would keep `self`, which keeps the task
+        self.task = asyncio.create_task(serve(adapter.engine, asked, self.lease, self.out), name="serve")
 
     async def result(self):
         async with asyncio.timeout(GUARD_S):
@@ -137,19 +133,10 @@ class EngineKit:
         """What ends with a request is freed with it: nothing waits for the garbage collector."""
         await self.run().result()  # whatever is made once is there
         await self.leaves_nothing()
-        gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with left_to_the_collector() as found:
             for stream in (True, False):
                 assert await self.run(stream=stream).result() == Completed()
             await self.leaves_nothing()
-            gc.collect()
-            found = [thing for thing in gc.garbage if _module_of(thing).startswith("coordinator.")]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
         assert not found
 
     # --- failures
@@ -214,6 +201,45 @@ class EngineKit:
         for fault in ("500", "reset", "closed"):
             await self.run(Script(prefill_fault=fault)).result()
             assert await self.run().result() == Completed()
+
+    async def leaves_no_cycles_when_it_fails(self):
+        """An error knows by its traceback all that served the request; none of that may know the error."""
+        scripts = {f"prefill: {fault}": Script(prefill_fault=fault) for fault in (*self.adapter.refusals, *FAULTS_5XX)}
+        scripts |= {f"decode: {fault}": Script(decode_fault=fault) for fault in self.adapter.decode_faults}
+        found = {}
+        for name, script in scripts.items():
+            found[name] = await self._cycles_of(script)
+        await self.adapter.refuse()
+        found["refused"] = await self._cycles_of(Script())
+        assert not {name: each for name, each in found.items() if each}
+
+    async def _cycles_of(self, script):
+        await self.run().result()  # the next request finds connections
+        await self.leaves_nothing()
+        with left_to_the_collector() as found:
+            for stream in (True, False):
+                assert isinstance(await self.run(script, stream=stream).result(), RequestError)
+            await self.leaves_nothing()
+        return found
+
+    async def leaves_no_cycles_when_it_is_cancelled(self):
+        found = {}
+        for stage in self.adapter.stages:
+            self.adapter.reached.clear()
+            self.adapter.release.clear()
+            await self.run().result()
+            await self.leaves_nothing()
+            with left_to_the_collector() as found[stage]:
+                run = self.run(Script(hold=stage))
+                await self.adapter.reached.wait()
+                await turns()
+                run.task.cancel()
+                assert await run.result() == "cancelled"
+                await self.adapter.aborted()
+                self.adapter.release.set()
+                await self.leaves_nothing()
+                del run
+        assert not {name: each for name, each in found.items() if each}
 
     # --- cancellation
 

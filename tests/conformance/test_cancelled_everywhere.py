@@ -8,15 +8,11 @@ through to its end.
 import asyncio
 
 import pytest
-from client_side import Client
+from dispatched_world import DispatchedWorld
 from engine_adapters import ADAPTERS, Script, words_of
-from engine_world import BY_NAME, GUARD_S, chat, held, request, turns, until
+from engine_world import GUARD_S, chat, turns
 
 from coordinator.core.errors import DeadlineExceeded, Draining, EngineFailed
-from coordinator.core.view import ClusterView
-from coordinator.dispatch import Dispatcher, DispatchLimits
-from coordinator.observability.access import RequestRecord
-from coordinator.relay import Relay
 
 MOST_WAITS = 60
 each = pytest.mark.parametrize("adapter", ADAPTERS, ids=[adapter.name for adapter in ADAPTERS])
@@ -49,39 +45,12 @@ class Stepped:
                 send, value = self._coroutine.throw, error
 
 
-class FakeCluster:
-    def __init__(self, instances):
-        self.view = ClusterView(1, ready=tuple(instances))
-        self.charged = []
-
-    def charge(self, instance, error):
-        self.charged.append(instance.id)
-
-    def credit(self, instance):
-        pass
-
-
-class World:
-    """A dispatcher over an engine under the kit."""
-
-    def __init__(self, adapter):
-        self.adapter = adapter
-        self.cluster = FakeCluster(adapter.instances)
-        self.dispatcher = Dispatcher(
-            adapter.scheduler,
-            self.cluster,
-            {each.engine: adapter.engine for each in adapter.instances},
-            adapter.context.metrics,
-            DispatchLimits(),
-        )
+class World(DispatchedWorld):
+    """Requests whose coroutines are stepped."""
 
     def request(self, *, at=0, act=None, **given):
-        asked = request(**given)
-        client = Client(body=asked.body, arrived_s=asked.arrived_s)
-        record = RequestRecord(id=asked.id, api=asked.api, path=asked.path)
-        metrics = self.adapter.context.metrics.for_api(asked.api)
-        relay = Relay(client.exchange, BY_NAME[asked.api], metrics, record, limit_bytes=10000, tell_route=False)
-        stepped = Stepped(self.dispatcher.run(asked, relay, record), at, act)
+        client, serving = self.begin(**given)
+        stepped = Stepped(serving, at, act)
 
         async def run():
             await stepped
@@ -89,22 +58,6 @@ class World:
         client.stepped = stepped
         client.task = asyncio.create_task(run(), name="request")
         return client
-
-    async def forget_connections(self):
-        """Let the next request begin with connecting."""
-        client = self.adapter.context.client
-        for each in self.adapter.instances:
-            client.close_address(each.address)
-        await until(lambda: client.open_connections == 0)
-
-    async def leaves_nothing(self):
-        adapter = self.adapter
-        await adapter.settled()
-        assert self.dispatcher.live == 0
-        assert held(adapter.scheduler) == {}
-        assert adapter.scheduler.queued == 0
-        client = adapter.context.client
-        await until(lambda: client.open_connections == client.idle_connections)
 
 
 async def outcome(task):

@@ -16,6 +16,8 @@ SCENARIOS = (
     "serves_many_at_once",
     "uses_connections_again",
     "leaves_no_cycles",
+    "leaves_no_cycles_when_it_fails",
+    "leaves_no_cycles_when_it_is_cancelled",
     "passes_refusals_on",
     "names_who_failed_first",
     "tells_when_there_was_no_connection",

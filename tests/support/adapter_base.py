@@ -36,7 +36,7 @@ class Script:
     Attributes:
         words: the answer, a token each; the first one is prefill's where there is a prefill.
         prefill_fault: None, an HTTP status as text, `reset`, `closed` or `nonsense`.
-        decode_fault: None, `before` its first output or `after` it.
+        decode_fault: None, `before` its first output or `after` it; for some engines an HTTP status as text.
         hold: None, or the stage in which every instance stops and waits for `release` or for the end.
         late: send something more after the end of the answer, or after the coordinator has given up.
     """
@@ -56,6 +56,7 @@ class Adapter:
         stands: connections of the coordinator that stand open all the time.
         pins: prefill keeps the KV until decode has it.
         refusals: statuses with which its instances can refuse a request.
+        decode_faults: how their decode can fail.
         retry_after_s: what they say with them of another try.
         native: the engine speaks the client's dialect, so that its bytes are passed on as they are.
     """
@@ -66,6 +67,7 @@ class Adapter:
     native = True
     pins = True
     refusals = ("400", "404", "422", "429")
+    decode_faults = ("before", "after")
     retry_after_s = 3
 
     def __init__(self):

@@ -22,6 +22,7 @@ class PairAdapter(Adapter):
     """
 
     stages = ("prefill", "transfer", "decode")
+    decode_faults = ("400", "500", "before", "after")
 
     def __init__(self):
         super().__init__()
@@ -61,6 +62,14 @@ class PairAdapter(Adapter):
         """Note that an instance has given its answer to somebody who was still there."""
         if not call.peer.gone.is_set():
             self.done.add(call)
+
+    async def refuses(self, call):
+        """Whether decode fails before it answers."""
+        fault = self.script.decode_fault
+        if fault is None or fault == "after":
+            return False
+        await break_off(call, "reset" if fault == "before" else fault)
+        return True
 
     async def answer(self, call, words):
         """Decode's part, from the moment at which it has the KV."""
@@ -138,8 +147,7 @@ class VllmAdapter(PairAdapter):
             self._fetch_only(call)
             return
         self.calls.append(call)
-        if self.script.decode_fault == "before":
-            call.rst()
+        if await self.refuses(call):
             return
         assert self.pinned.pop(id_of(call), None), "KV that is not there, or was fetched before"
         if body["stream"]:
@@ -211,8 +219,7 @@ class SglangAdapter(PairAdapter):
     async def _decode(self, call):
         self.calls.append(call)
         here, sent = self._room(call)
-        if self.script.decode_fault == "before":
-            call.rst()
+        if await self.refuses(call):
             return
         if json.loads(call.body)["stream"]:
             call.open_stream()

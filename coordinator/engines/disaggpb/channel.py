@@ -174,8 +174,7 @@ class Call:
         except aio.AioRpcError as error:
             raise _as_error(self._instance, error) from error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _leaving():
                 raise
             detail = "the channel was closed"  # gRPC tells this as a cancellation, of the call and not of the task
             raise EngineFailed(side_of(self._instance), self._instance.id, "closed", detail=detail) from None
@@ -188,6 +187,12 @@ class Call:
     def part(self) -> None:
         """Let the worker end a call by itself that has said all it had to say, within a second."""
         self._partings.add(self._call)
+
+
+def _leaving() -> bool:
+    """Whether the task that runs is cancelled. No caller may hold that task: it keeps the error that it ends with."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _serialised(request: Request) -> bytes:

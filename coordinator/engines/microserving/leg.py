@@ -1,6 +1,5 @@
 """The stream of one engine, edited on its way to the client; it may end in `preempt`."""
 
-import asyncio
 from collections.abc import Callable
 
 from coordinator.core.errors import EngineFailed, RequestError
@@ -36,15 +35,11 @@ class GenerateLeg(StreamLeg):
         self._head: Headers = ()
 
     async def ended(self) -> None:
-        """Wait for the end of the answer; raises RequestError.
-
-        Nothing here holds the error afterwards: its traceback knows who holds this leg, which would be a cycle.
-        """
+        """Wait for the end of the answer; raises RequestError."""
         try:
             await self.done
         except RequestError:
-            self.done = asyncio.get_running_loop().create_future()
-            self.done.set_result(None)
+            self.let_go()
             raise
 
     def head(self, status: int, headers: Headers) -> None:

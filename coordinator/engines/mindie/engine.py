@@ -164,6 +164,8 @@ class MindieEngine:
                 if not _answered(box) and not _unsent(error):
                     self._stop(wire_id, request, prefill, decode)
                 raise
+            finally:
+                del box  # the error in it knows this frame, which would be a cycle
 
     async def _prefill(self, request: Request, placement: Placement, wire_id: str, box: Mailbox) -> FirstToken | None:
         """Send the request to prefill and read its envelope; None when the answer was complete without it."""
@@ -203,9 +205,7 @@ class MindieEngine:
             reply = await self._post(prefill, request, headers)
         if reply.status != 200:
             if not_handed_over(reply.status, reply.body):  # decode refuses, or the way between them is broken
-                failure = EngineFailed(Side.DECODE, placement.decode.id, "handoff_failed", detail=f"says {prefill.id}")
-                failure.doubted = prefill.id
-                raise failure
+                raise _not_taken(placement)
             raise refusal(prefill, reply.status, reply.headers, reply.body)
         try:
             return read_envelope(reply.body, wire_id, stream=request.ask.stream)
@@ -282,6 +282,12 @@ class MindieEngine:
 
 class _Settled(Exception):
     """The mailbox has its result: prefill's reply decides nothing any more."""
+
+
+def _not_taken(placement: Placement) -> EngineFailed:
+    failure = EngineFailed(Side.DECODE, placement.decode.id, "handoff_failed", detail=f"says {placement.prefill.id}")
+    failure.doubted = placement.prefill.id
+    return failure
 
 
 def _answered(box: Mailbox) -> bool:

@@ -144,7 +144,7 @@ class SglangEngine:
                 await self._attempt(request, placement, fields, out)
             except StaleConnection as stale:
                 if not tries_left or out.started:
-                    raise stale.error from stale
+                    raise stale.taken() from stale
                 tries_left -= 1
             else:
                 return COMPLETED

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import NoReturn
 
 from coordinator.core.errors import EngineFailed, RequestError, Side
 from coordinator.core.instance import Instance
@@ -33,7 +32,13 @@ class StaleConnection(Exception):
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(str(error))
-        self.error = error
+        self._error: RequestError | None = error
+
+    def taken(self) -> RequestError:
+        """The failure itself, once: it may be raised from this one, and must not be known by its own cause."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,9 @@ class Pair:
             if self._prefill_stream is not None and not self._prefill.over:
                 drains.take(self._prefill, self._prefill_stream)
                 self._prefill_stream = None
+        except BaseException:
+            self._let_go()
+            raise
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -107,6 +115,14 @@ class Pair:
             if self._prefill_stream is not None:
                 self._prefill_stream.close()
                 self._prefill.part()
+
+    def _let_go(self) -> None:
+        """Keep neither errors, whose tracebacks know this pair, nor legs that tell it: both would be cycles."""
+        self._decode.let_go()
+        self._gave_up = self._decode_error = None
+        self._prefill.part()
+        if self._overheard is not None:
+            self._overheard.part()
 
     async def _both(self, client: HttpClient) -> None:
         placement, decode = self._placement, self._decode
@@ -118,7 +134,7 @@ class Pair:
         try:
             await decode.done
         except RequestError as error:
-            await self._decode_failed(error)
+            raise await self._failure_behind(error)  # noqa: B904  # it may be the same, and nobody's own cause
         if self._joined is not None and self._joined.waits:
             await self._wait_for_prefill()
             self._joined.release()
@@ -130,10 +146,9 @@ class Pair:
                 instance.address, b"POST", call.target, call.headers, call.body, sink=sink, retry_stale=False
             )
         except TransportError as error:
-            failure = failed(instance, error)
             if error.reason == "closed":
-                raise StaleConnection(failure) from error
-            raise failure from error
+                raise StaleConnection(failed(instance, error)) from error
+            raise failed(instance, error) from error
 
     async def _wait_for_prefill(self) -> None:
         """Wait for the end of prefill's answer; its failure interrupts."""
@@ -146,18 +161,18 @@ class Pair:
         except TimeoutError:
             return
 
-    async def _decode_failed(self, error: RequestError) -> NoReturn:
-        """Raise decode's failure, unless prefill's comes to light as its cause."""
+    async def _failure_behind(self, error: RequestError) -> Exception:
+        """What to raise for decode's failure: that, unless prefill's comes to light as its cause."""
         if self._decode.stale:
-            raise StaleConnection(error)
+            return StaleConnection(error)
         error, blames_prefill = settled(self._decode.instance, error)
         if not blames_prefill or self._sent_well:
-            raise error
+            return error
         if self._gave_up is not None:
-            raise self._gave_up
+            return self._gave_up
         self._blamed = True
         await asyncio.sleep(BLAME_WAIT_S)  # prefill's own failure interrupts
-        raise late(self._prefill.instance, error) or error
+        return late(self._prefill.instance, error) or error
 
     # --- called by prefill's leg
 

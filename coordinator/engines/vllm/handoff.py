@@ -141,9 +141,8 @@ class Handoff:
                 raise failed(decode, error) from error
             raise
         if reply.status != OK:
-            refused = refusal(decode, reply.status, reply.headers, reply.body)
-            self._release(prefilled.params, refused, reached=True)
-            raise refused
+            self._release(prefilled.params, reached=True)
+            raise refusal(decode, reply.status, reply.headers, reply.body)
         try:
             check_answer(reply.body)
             return with_prefill(reply.body, prefilled)

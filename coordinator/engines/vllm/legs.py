@@ -129,10 +129,14 @@ class WholeCall(Collector):
                 self._part(stream, self.sent_s)
             else:
                 stream.close()
-        outcome = self.outcome
-        assert outcome is not None, "woken without an outcome"
-        if isinstance(outcome, TransportError):
-            raise outcome
+        if isinstance(self.outcome, Reply):
+            return self.outcome
+        raise self._failure()
+
+    def _failure(self) -> TransportError:
+        """What went wrong; it is not kept, for its traceback knows who holds this call, which would be a cycle."""
+        outcome, self.outcome = self.outcome, None
+        assert isinstance(outcome, TransportError), "woken without an outcome"
         return outcome
 
     def settled(self, outcome: Reply | TransportError) -> None:
