@@ -177,7 +177,8 @@ class Reloader:
             try:
                 plan = await self.plan()
                 if dry_run:
-                    return Report(plan.changes, plan.waiting)
+                    running = await asyncio.to_thread(config.to_instances, self.settings, validate_options)
+                    return Report(plan.changes, plan.waiting, _compared(running, plan.instances))
                 report = await self._agree(plan)
             except ConfigError as error:
                 if not dry_run:
@@ -259,6 +260,16 @@ class Reloader:
         except ValueError:
             return running, sorted(differing)
         return mixed, sorted(fixed)
+
+
+def _compared(before: Sequence[Instance], after: Sequence[Instance]) -> Changes:
+    """What the file's instances would come to; whom the cluster would refuse shows only when it is asked."""
+    old, new = {instance.key: instance for instance in before}, {instance.key: instance for instance in after}
+    return Changes(
+        tuple(instance.id for key, instance in new.items() if key not in old),
+        tuple(instance.id for key, instance in old.items() if key not in new),
+        tuple(instance.id for key, instance in new.items() if key in old and old[key] != instance),
+    )
 
 
 def _tell(report: Report) -> None:

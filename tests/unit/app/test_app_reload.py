@@ -110,6 +110,18 @@ class TestAnswers:
             assert (await reload(process, "?dry_run=1"))[0] == 400
             assert process.app.metrics.config_reloads.labels("invalid").value == 0
 
+    async def test_a_dry_run_names_the_instances_that_would_change(self, case, fake):
+        async with case.process() as process:
+            more = entry("h9", fake) | {"url": "http://127.0.0.1:9"}
+            case.write(cluster={"instances": [case.entry | {"max_requests": 3}, more]})
+            told = (await reload(process, "?dry_run=true"))[1]["instances"]
+            assert told == {"added": ["h9"], "removed": [], "changed": ["h0"], "refused": {}}
+            case.write(cluster={"instances": [more]})
+            told = (await reload(process, "?dry_run=true"))[1]["instances"]
+            assert told == {"added": ["h9"], "removed": ["h0"], "changed": [], "refused": {}}
+            assert (await reload(process))[1]["instances"] == told
+            assert (await reload(process, "?dry_run=true"))[1]["instances"]["added"] == []
+
     async def test_a_flag_that_is_none(self, case):
         async with case.process() as process:
             assert (await reload(process, "?dry_run=maybe"))[0] == 400
