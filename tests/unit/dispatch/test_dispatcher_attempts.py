@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from cycles import left_to_the_collector
 from dispatch_world import BODY, LAST, A, World, ended, fails, gives_back, good, hang
 from engine_world import count, held, instance, observed, request, turns
 
@@ -189,6 +190,21 @@ class TestRetry:
         done = await world.run()
         assert done.error.reason == "reset"
         assert world.cluster.charged == [("p0", "reset")]
+
+    async def test_a_failure_that_was_kept_is_freed_with_its_request(self):
+        async def last_one_fails(attempt):
+            world.scheduler.on_view(type(world.cluster.view)(2))
+            raise prefill_fails(attempt)
+
+        world = World(last_one_fails)
+        with left_to_the_collector() as found:
+            done = await world.run()
+            assert done.error.reason == "reset"
+            done.client.exchange = None  # it knows its client
+            world.engine.attempts.clear()
+            del done
+            await turns()
+        assert not [name for name in found if not name.startswith("coordinator.scheduler.")]  # pools of the old view
 
     async def test_the_load_of_the_failed_attempt_is_gone_before_the_next(self):
         world = World(None, None)

@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from cycles import left_to_the_collector
 from engine_world import Out, chat, held, instance, request, scheduler, turns, until
 from fake_instances import GUARD_S
 from sglang_world import DONE, World, event, token
@@ -505,6 +506,35 @@ async def test_a_connection_that_keeps_breaking_is_a_failure_in_the_end(world):
     error, _ = await fails(world)
     assert error.side is Side.PREFILL
     assert len(world.prefill.calls) - calls <= 1 + 2
+
+
+GIVES_UP = says(500, "Aborted by AbortReq.")  # for the other leg's sake
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [(GIVES_UP, hang), (GIVES_UP, GIVES_UP), (hang, GIVES_UP), (says(500), says(500)), (reset, hang), (hang, reset)],
+)
+async def test_whoever_is_guilty_the_request_is_freed_with_the_error(world, prefill, decode, monkeypatch):
+    """Both legs' errors are kept until the guilty one is known; none must wait for the garbage collector."""
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.02)
+    for _ in range(2):
+        await world.serve(request())  # connections are there, so that a reset looks stale at first
+    world.prefill.script, world.decode.script = prefill, decode
+    with left_to_the_collector() as found:
+        assert await fails_quietly(world)
+        await until(lambda: not world.in_use)
+        await turns(10)
+    assert not found
+
+
+async def fails_quietly(world):
+    """Whether a request fails; nobody keeps its error."""
+    try:
+        await world.serve(request())
+    except EngineFailed:
+        return True
+    return False
 
 
 # --- the client leaves
