@@ -113,7 +113,17 @@ def read(decoder: msgspec.json.Decoder[T], body: Body) -> T:
     except UnicodeDecodeError:
         raise BadRequest("the body is not valid UTF-8") from None
     except msgspec.DecodeError as error:
-        raise BadRequest("the body is not valid JSON", detail=str(error)) from None
+        raise BadRequest(_broken(body, str(error)), detail=str(error)) from None
+
+
+def _broken(body: bytes, found: str) -> str:
+    """What is wrong with broken JSON, and where; the decoder's words hold places, and nothing of the body."""
+    if not body.strip():
+        return "the body is empty, a JSON object is wanted"
+    where = found.removeprefix("JSON is malformed: ")
+    if where == "Input data was truncated":  # said of a string that ends in half of a pair as well
+        where = "it ends too early, or a string holds half of a surrogate pair"
+    return f"the body is not valid JSON: {where}"
 
 
 def _picked(kind: type[T], fields: Mapping[str, Raw]) -> T:

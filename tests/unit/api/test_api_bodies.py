@@ -34,8 +34,16 @@ def test_the_last_of_equal_keys_counts():
     ("body", "message"),
     [
         (b"[1]", "the body must be a JSON object"),
-        (b"", "the body is not valid JSON"),
-        (b'{"a":1,}', "the body is not valid JSON"),
+        (b"", "the body is empty, a JSON object is wanted"),
+        (b" \r\n", "the body is empty, a JSON object is wanted"),
+        (b'{"a":1,}', "the body is not valid JSON: trailing comma in object (byte 7)"),
+        (b'{"a":"secret', "the body is not valid JSON: it ends too early, or a string holds half of a surrogate pair"),
+        (b'{"a":NaN}', "the body is not valid JSON: invalid character (byte 5)"),
+        (b'{"a":1}{"secret"', "the body is not valid JSON: trailing characters (byte 8)"),
+        (
+            b'{"a":"\\ud83d"}',
+            "the body is not valid JSON: it ends too early, or a string holds half of a surrogate pair",
+        ),
         (b'{"a":"\xff"}', "the body is not valid UTF-8"),
         (b'{"a":' * 5000, "the body is nested too deeply"),
     ],
