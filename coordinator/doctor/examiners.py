@@ -106,8 +106,9 @@ class Vllm(Plain):
         return Verdict(
             moved=False,
             why=why,
-            advice="do both instances run with --kv-transfer-config (NixlConnector, kv_role kv_both), and can decode "
-            "reach prefill's side channel (VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT)? Also " + _LOOK_AT,
+            advice="do both instances run with --kv-transfer-config (NixlConnector, kv_role kv_producer on prefill and "
+            "kv_consumer on decode), and can decode reach prefill's side channel (VLLM_NIXL_SIDE_CHANNEL_HOST and "
+            "_PORT)? Also " + _LOOK_AT,
         )
 
 

@@ -91,9 +91,9 @@ class HandoverCheck:
         self._missing = missing
         self._within_s = within_s
 
-    async def run(self, pair: Pair) -> Finding:
-        """Send one, and judge it."""
-        request = tiny_request(pair, self._within_s)
+    async def run(self, pair: Pair, model: str | None) -> Finding:
+        """Send one for that model, and judge it."""
+        request = tiny_request(pair, self._within_s, model)
         lease = _scheduler(pair).try_place(request)
         if lease is None:
             return note("handover", pair.name, "not tested: max_requests of one of them is 0")
@@ -118,7 +118,7 @@ class HandoverCheck:
         if self._missing() > missed:
             return _recomputed(pair, Verdict(moved=False, why="prefill answered without kv_transfer_params, so decode "
                 "computed the prompt itself", advice="start prefill with --kv-transfer-config (NixlConnector, kv_role "
-                "kv_both); is it a prefill instance at all?"))  # fmt: skip
+                "kv_producer); is it a prefill instance at all?"))  # fmt: skip
         return await self._judged(pair, before)
 
     async def _stock(self, pair: Pair) -> Mapping[str, float]:
@@ -154,7 +154,7 @@ def can_pair(prefill: Instance, decode: Instance) -> bool:
     """Whether requests could be placed on the two, by the scheduler's own rules."""
     pair = Pair(prefill, decode)
     try:
-        lease = _scheduler(pair).try_place(tiny_request(pair, math.inf))
+        lease = _scheduler(pair).try_place(tiny_request(pair, math.inf, pair.prefill.model or pair.decode.model))
     except NoInstance:
         return False
     if lease is not None:
@@ -169,9 +169,8 @@ def _scheduler(pair: Pair) -> Scheduler:
     return made
 
 
-def tiny_request(pair: Pair, within_s: float) -> Request:
-    """A request for very few tokens with a prompt that no cache has seen."""
-    model = pair.prefill.model or pair.decode.model
+def tiny_request(pair: Pair, within_s: float, model: str | None) -> Request:
+    """A request for very few tokens with a prompt that no cache has seen; engines may refuse one without a model."""
     given = {"prompt": _prompt(pair.prefill.engine), "max_tokens": TOKENS, "temperature": 0, "stream": False}
     body = json.dumps({"model": model, **given} if model is not None else given).encode()
     now_s = time.monotonic()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -18,6 +19,20 @@ from coordinator.transport.errors import TransportError
 
 SKEW_S = 5.0  # `Date` has whole seconds, and the answer takes its time
 NO_HTTP = ("disaggpb",)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found of one instance.
+
+    Attributes:
+        able: whether it can be tried with others.
+        models: the names that it says it serves.
+    """
+
+    able: bool
+    findings: list[Finding]
+    models: tuple[str, ...] = ()
 
 
 class InstanceCheck:
@@ -44,11 +59,11 @@ class InstanceCheck:
         self._within_s = within_s
         self._wall = wall
 
-    async def run(self, instance: Instance) -> tuple[bool, list[Finding]]:
-        """Whether it can be tried with others, and what was found."""
+    async def run(self, instance: Instance) -> Looked:
+        """Ask it."""
         failure = await self._reach(instance)
         if failure is not None:
-            return False, [failure]
+            return Looked(able=False, findings=[failure])
         found = [ok("reach", instance.id, f"{place_of(instance)} answers")]
         identity = await self._examiner.identify(instance, self._within_s)
         if identity.role is not None:
@@ -58,7 +73,7 @@ class InstanceCheck:
             found.append(ok("version", instance.id, identity.version))
         if instance.engine not in NO_HTTP:
             found.append(await self._clock(instance))
-        return not any(one.level is Level.FAULT for one in found), found
+        return Looked(not any(one.level is Level.FAULT for one in found), found, identity.models)
 
     async def _reach(self, instance: Instance) -> Finding | None:
         error: Exception

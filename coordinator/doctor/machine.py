@@ -30,7 +30,8 @@ def check_files(settings: Settings, limits: tuple[int, int] | None = None) -> It
     _, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.limits.wanted_files
     if hard == resource.RLIM_INFINITY or hard >= wanted:
-        yield ok("files", "", f"{wanted} files may be open at once")
+        allowed = "any number of" if hard == resource.RLIM_INFINITY else hard
+        yield ok("files", "", f"{allowed} files may be open at once, {wanted} may be needed")
         return
     yield warning(
         "files",

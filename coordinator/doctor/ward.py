@@ -66,6 +66,7 @@ class Ward:
         self._ids = WireIds(0)
         self._engines: dict[str, EngineProtocol] = {}
         self._links: dict[str, Links] = {}
+        self._models: dict[str, tuple[str, ...]] = {}
 
     async def attach(self, instances: Sequence[Instance]) -> None:
         """Open what standing links they need, those apart that are somebody else's."""
@@ -82,33 +83,42 @@ class Ward:
         """One instance by itself; whether it can be tried with others, and what was found."""
         name = instance.engine
         check = InstanceCheck(self._engine(name), self._examiner(name), self._client, self._within_s)
-        able, found = await check.run(instance)
+        looked = await check.run(instance)
+        self._models[instance.id] = looked.models
         links = self._links.get(instance.id)
-        if not able or links is None:
-            return able, found
+        if not looked.able or links is None:
+            return looked.able, looked.findings
         try:
             async with asyncio.timeout(self._within_s):
                 await links.up.wait()
         except TimeoutError:
             what = f"what must stand open to it does not: {links.reason}"
             advice = "does another coordinator hold it, and can the instance and this machine reach each other?"
-            return False, [*found, fault("link", instance.id, what, advice)]
-        return True, found
+            return False, [*looked.findings, fault("link", instance.id, what, advice)]
+        return True, looked.findings
 
     async def hand_over(self, pair: Pair, within_s: float) -> Finding:
         """One small request over a pair, with an engine protocol of its own where that can be."""
-        name = pair.prefill.engine
+        name, model = pair.prefill.engine, self._model(pair)
         if name in EXCLUSIVE:
             engine, metrics = self._engine(name), Metrics([])
-            return await self._check(engine, metrics, name, within_s).run(pair)
+            return await self._check(engine, metrics, name, within_s).run(pair, model)
         engine, metrics = self._make(name)
         try:
             for instance in dict.fromkeys((pair.prefill, pair.decode)):
                 engine.attach(instance, Links())
                 await self._probe(engine, instance)
-            return await self._check(engine, metrics, name, within_s).run(pair)
+            return await self._check(engine, metrics, name, within_s).run(pair, model)
         finally:
             await engine.aclose()
+
+    def _model(self, pair: Pair) -> str | None:
+        """The configured one; without it the first that both say they serve, else the first of either."""
+        configured = pair.prefill.model or pair.decode.model
+        if configured is not None:
+            return configured
+        ours, theirs = self._models.get(pair.prefill.id, ()), self._models.get(pair.decode.id, ())
+        return next((name for name in ours if name in theirs), None) or next(iter(ours + theirs), None)
 
     async def _probe(self, engine: EngineProtocol, instance: Instance) -> None:
         """Let the engine protocol learn what it learns from health checks."""

@@ -106,6 +106,25 @@ async def test_a_healthy_cluster_of_engines_that_call_back_or_speak_grpc(engine,
         assert set(found(report, "handover", Level.OK)) == {"p0 -> d0"}
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "mindie"])
+async def test_where_no_model_is_configured_a_pair_is_asked_for_the_one_that_both_serve(engine, tmp_path):
+    async with Fleet([sim(engine, role) for role in ("prefill", "decode")]) as fleet:
+        rows = [row(each, name) for each, name in named(fleet)]
+        report = await examine(write(tmp_path, rows, cluster={"engine": engine, "instances": rows}), QUICK)
+        assert report.status == 0, as_text(report)
+        assert set(found(report, "handover", Level.OK)) == {"p0 -> d0"}
+        work = [one for each in fleet.instances for one in each.records if one.method == "POST"]
+        assert {json.loads(one.body)["model"] for one in work} == {"m"}
+
+
+async def test_a_pair_of_different_models_is_a_fault(tmp_path):
+    both = [sim("vllm", "prefill"), Sim(engine="vllm", role="decode", model="another", timing=Timing())]
+    async with Fleet(both) as fleet:
+        rows = [row(each, name) for each, name in named(fleet)]
+        report = await examine(write(tmp_path, rows, cluster={"engine": "vllm", "instances": rows}), QUICK)
+    assert set(found(report, "handover", Level.FAULT)) == {"p0 -> d0"}, as_text(report)
+
+
 async def test_a_hybrid_instance_answers(tmp_path):
     async with Fleet([sim("vllm", "hybrid")]) as fleet:
         report = await examine(write(tmp_path, [row(fleet.instances[0], "h0")]), QUICK)
