@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
         if not reader.arrived_s:
             reader.arrived_s = now_s
         if not reader.complete:
-            self.deadline_s = now_s + self._shared.limits.body_s
+            self.deadline_s = reader.due_s(now_s, len(data))
             if reader.wants_continue:
                 reader.wants_continue = False
                 self.transport.write(_CONTINUE)

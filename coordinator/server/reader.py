@@ -39,9 +39,9 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_chunked", "_gate", "_head_bytes", "_left", "_limits", "_parser", "_plain", "_tail", "_url", "arrived_s",
-        "body", "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path", "pieces",
-        "query", "refusal", "target", "unread", "wants_continue",
+        "_chunked", "_fed_bytes", "_gate", "_head_bytes", "_left", "_limits", "_parser", "_plain", "_tail", "_url",
+        "arrived_s", "body", "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path",
+        "pieces", "query", "refusal", "target", "unread", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits, gate: Gate | None = None) -> None:
@@ -58,7 +58,7 @@ class RequestReader:
         self._gate = gate
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = self._tail = b""
-        self._head_bytes = self._left = 0
+        self._head_bytes = self._left = self._fed_bytes = 0
         self._chunked: ChunkedBody | None = None
         self._plain: Pieces | None = None
 
@@ -66,6 +66,12 @@ class RequestReader:
     def behind(self) -> bool:
         """Whether there is data left to look at: `feed` must be called again, be it with nothing."""
         return self._chunked is not None and self._chunked.behind
+
+    def due_s(self, now_s: float, fed_bytes: int) -> float:
+        """Until when more of the body must come, after so many further bytes (those of the head count, too)."""
+        self._fed_bytes += fed_bytes
+        limits = self._limits
+        return min(now_s, self.arrived_s + self._fed_bytes / limits.body_bytes_per_s) + limits.body_s
 
     def take(self) -> bytes | Pieces:
         """Hand the body over, so that it is not kept here beside what is made of it."""

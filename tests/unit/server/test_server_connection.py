@@ -533,13 +533,36 @@ async def test_a_head_has_a_time_limit_from_its_first_byte_on(wire):
 
 
 async def test_a_body_has_a_time_limit_from_read_to_read(wire):
-    w = wire(body_s=120.0)
+    w = wire(body_s=120.0, body_bytes_per_s=0.01)
     data = post(b"hello")
     await w.feed(data[:-5])
     assert w.connection.deadline_s == 1120.0
     w.clock.now_s = 1100.0
     await w.feed(data[-5:-4])
     assert w.connection.deadline_s == 1220.0
+
+
+async def test_a_body_that_trickles_in_is_not_waited_for_for_ever(wire):
+    w = wire(body_s=120.0, body_bytes_per_s=10.0)
+    data = post(b"h" * 5000)
+    head = len(data) - 5000
+    await w.feed(data[:head])
+    for now_s in range(1001, 1200, 10):  # far below the pace, and never silent
+        w.clock.now_s = float(now_s)
+        await w.feed(b"h")
+    assert w.connection.deadline_s == 1000.0 + (head + 20) / 10.0 + 120.0
+    w.connection.expire(w.connection.deadline_s)
+    assert w.transport.closed
+
+
+async def test_a_body_at_the_least_pace_goes_on(wire):
+    w = wire(body_s=120.0, body_bytes_per_s=10.0)
+    data = post(b"h" * 5000)
+    await w.feed(data[: len(data) - 5000])
+    for now_s in range(1010, 1400, 10):
+        w.clock.now_s = float(now_s)
+        await w.feed(b"h" * 101)
+        assert w.connection.deadline_s == now_s + 120.0
 
 
 async def test_a_running_request_has_none(wire):
