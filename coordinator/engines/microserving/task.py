@@ -125,6 +125,7 @@ async def make_task(
     Raises:
         BadRequest: it cannot be served, in plain words.
     """
+    fields = {name: value for name, value in fields.items() if given(value)}  # some of the engine's refuse null
     _check_ranges(fields)
     chat = request.path.startswith(CHAT)
     if chat and alone:

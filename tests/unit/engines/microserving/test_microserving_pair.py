@@ -59,6 +59,16 @@ async def test_parameters_go_where_they_mean_something(stream):
         await world.leaves_nothing()
 
 
+async def test_an_explicit_null_counts_as_absent():
+    """Several of the engine's own fields refuse null, and clients send it for all that they leave open."""
+    async with World() as world:
+        run = await world.run(stream=False, n=None, echo=None, stop=None, stream_options=None, unknown=None)
+        assert run.error is None
+        for body in (*world.decode.bodies(PREPARE), *world.prefill.bodies(SEND), *world.decode.bodies(GENERATE)):
+            assert None not in body.values()
+        await world.leaves_nothing()
+
+
 @both
 async def test_the_client_sees_one_id_and_no_extra(stream):
     async with World() as world:
@@ -172,7 +182,7 @@ async def test_numbers_that_an_engine_asserts_are_refused_before_any_call(given,
 
 async def test_numbers_at_their_limits_are_passed_on():
     async with World() as world:
-        given = {"n": None, "temperature": 0, "top_p": 1, "seed": 2**63 - 1, "max_tokens": 4}
+        given = {"n": 1, "temperature": 0, "top_p": 1, "seed": 2**63 - 1, "max_tokens": 4}
         assert (await world.run(**given)).text == "A B C D"
         sent = world.decode.bodies(PREPARE)[0]
         assert {name: sent[name] for name in given} == given
