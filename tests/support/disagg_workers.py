@@ -1,6 +1,7 @@
 """Fake disaggpb workers on loopback: real gRPC servers whose answers a test writes."""
 
 import asyncio
+import contextlib
 
 import grpc
 from disagg_messages import DecodeRequest, KVBlock, KVBlockStream, PreFillRequest, TokenStream
@@ -103,25 +104,31 @@ class FakeWorker:
         await self.listen(self.address.port)
 
     async def _prefill(self, data, context):
-        async for message in self._answered(Ask("Prefill", PreFillRequest.FromString(data), len(data), context)):
-            yield message
+        await self._answer(self.prefill, Ask("Prefill", PreFillRequest.FromString(data), len(data), context))
 
     async def _decode(self, data, context):
-        async for message in self._answered(Ask("Decode", DecodeRequest.FromString(data), len(data), context)):
-            yield message
+        await self._answer(self.decode, Ask("Decode", DecodeRequest.FromString(data), len(data), context))
 
-    async def _answered(self, ask):
+    async def _answer(self, script, ask):
+        """Write what the script yields.
+
+        No generator of ours is handed to gRPC: one that is cancelled between two messages it would leave to the event
+        loop, which closes it in a task of its own, at some later turn or never.
+        """
         self.calls.append(ask)
         self.callers.add(ask.context.peer())
-        context, ended = ask.context, ask.left
+        context, ended, writes = ask.context, ask.left, False
         context.add_done_callback(lambda _: ended.set())
         try:
-            async for message in (self.prefill if ask.method == "Prefill" else self.decode)(ask):
-                yield message
-        except (asyncio.CancelledError, GeneratorExit):
+            async with contextlib.aclosing(script(ask)) as messages:
+                async for message in messages:
+                    writes = True
+                    await context.write(message)
+                    writes = False
+        except asyncio.CancelledError:
             raise  # the caller has left
         except BaseException:
-            ask.ended = True
+            ask.ended = not writes  # else the caller has left just then
             raise
         ask.ended = True
 
