@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from coordinator.core.errors import EngineFailed, RequestError, Side
 from coordinator.core.ports import COMPLETED, Completed, Out, Placement
 from coordinator.engines.xllm.answer import PushedAnswer
-from coordinator.engines.xllm.statuses import error_of
+from coordinator.engines.xllm.statuses import error_of, error_of_prefill
 
 if TYPE_CHECKING:
     from coordinator.wire.protobuf.xllm_pb2 import DisaggStreamGeneration, OutputUsage
@@ -171,11 +171,11 @@ class Mailbox:
     # --- ends
 
     def _refuse(self, code: int, message: str) -> None:
-        placement = self._placement
-        side, guilty = (
-            (Side.DECODE, placement.decode) if self._prefilled or self._held else (Side.PREFILL, placement.prefill)
-        )
-        self.fail(error_of(code, message, side, guilty, started=self._out.started))
+        placement, started = self._placement, self._out.started
+        if self._prefilled or self._held:
+            self.fail(error_of(code, message, Side.DECODE, placement.decode, started=started))
+        else:
+            self.fail(error_of_prefill(code, message, placement, started=started))
 
     def _fail_decode(self, reason: str, detail: str) -> None:
         self.fail(EngineFailed(Side.DECODE, self._placement.decode.id, reason, detail=detail))

@@ -4,6 +4,7 @@ from http import HTTPStatus
 
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance
+from coordinator.core.ports import Placement
 
 CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE, OLD_UNAVAILABLE = range(1, 8)
 
@@ -16,6 +17,7 @@ REASONS = {
 }
 NO_SUCH_MODEL = "Model not supported"
 ABOUT_THE_PAIR = ("incompatible", "decode instance", "No decode address")  # invalid, but not by the client's doing
+NOT_ADDED = "Failed to add new requests to decode instance"  # prefill's word for a call that decode did not take
 MAX_CHARS = 300
 RETRY_AFTER_S = 1
 
@@ -45,3 +47,20 @@ def error_of(code: int, message: str, side: Side, instance: Instance, *, started
     if text and code != CANCELLED:
         failure.message = f"the {side} instance failed: {text}"
     return failure
+
+
+def error_of_prefill(code: int, message: str, placement: Placement, *, started: bool) -> RequestError:
+    """The same for what prefill says before its token: of decode, where that did not take the request from it.
+
+    What concerns the pair may be the fault of either instance, so the next placement avoids both.
+    """
+    prefill, decode = placement.prefill, placement.decode
+    if NOT_ADDED in message:
+        error = error_of(code, message, Side.DECODE, decode, started=started)
+    else:
+        error = error_of(code, message, Side.PREFILL, prefill, started=started)
+    if isinstance(error, EngineFailed) and any(word in message for word in ABOUT_THE_PAIR):
+        error.doubted = prefill.id if error.side is Side.DECODE else decode.id
+        if error.side is Side.DECODE:
+            error.reason = "handoff_failed"
+    return error

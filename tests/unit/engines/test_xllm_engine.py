@@ -279,6 +279,24 @@ async def test_status_codes_become_errors(code, message, kind, status):
         assert await pair.p.push(served.told(output("A"), first=True)) == [False]
 
 
+@pytest.mark.parametrize(
+    ("told", "charged", "doubted"),
+    [
+        ((2, "Failed to add new requests to decode instance"), (Side.DECODE, "d0", "handoff_failed"), "p0"),
+        ((3, "decode instance d0 is incompatible"), (Side.PREFILL, "p0", "engine_error"), "d0"),
+        ((2, "boom"), (Side.PREFILL, "p0", "engine_error"), ""),
+    ],
+)
+async def test_who_is_charged_and_who_is_avoided_for_what_prefill_says_of_the_pair(told, charged, doubted):
+    async with Pair() as pair:
+        served = pair.serve(**at_completions())
+        await served.body()
+        await pair.p.push(served.told(status=told))
+        error = await served.result()
+        assert (error.side, error.instance_id, error.reason) == charged
+        assert error.doubted == doubted
+
+
 async def test_an_error_in_the_middle_is_decodes_and_no_refusal():
     async with Pair() as pair:
         served = pair.serve(**at_completions())
