@@ -6,7 +6,7 @@ sent after the end of an answer (the sink minds that itself).
 
 import asyncio
 
-from cycles import left_to_the_collector
+from cycles import left_to_the_collector, quick_looks
 from engine_adapters import DONE, Script, say, token, words_of
 from engine_world import GUARD_S, Out, held, turns, until
 
@@ -207,14 +207,15 @@ class EngineKit:
         scripts = {f"prefill: {fault}": Script(prefill_fault=fault) for fault in (*self.adapter.refusals, *FAULTS_5XX)}
         scripts |= {f"decode: {fault}": Script(decode_fault=fault) for fault in self.adapter.decode_faults}
         found = {}
-        for name, script in scripts.items():
-            found[name] = await self._cycles_of(script)
-        await self.adapter.refuse()
-        found["refused"] = await self._cycles_of(Script())
+        with quick_looks():
+            for name, script in scripts.items():
+                await self.run().result()  # the next request finds connections
+                found[name] = await self._cycles_of(script)
+            await self.adapter.refuse()
+            found["refused"] = await self._cycles_of(Script())
         assert not {name: each for name, each in found.items() if each}
 
     async def _cycles_of(self, script):
-        await self.run().result()  # the next request finds connections
         await self.leaves_nothing()
         with left_to_the_collector() as found:
             for stream in (True, False):
@@ -224,22 +225,28 @@ class EngineKit:
 
     async def leaves_no_cycles_when_it_is_cancelled(self):
         found = {}
-        for stage in self.adapter.stages:
-            self.adapter.reached.clear()
-            self.adapter.release.clear()
-            await self.run().result()
-            await self.leaves_nothing()
-            with left_to_the_collector() as found[stage]:
-                run = self.run(Script(hold=stage))
-                await self.adapter.reached.wait()
-                await turns()
-                run.task.cancel()
-                assert await run.result() == "cancelled"
-                await self.adapter.aborted()
-                self.adapter.release.set()
-                await self.leaves_nothing()
-                del run
+        with quick_looks():
+            for stage in self.adapter.stages:
+                await self.run().result()
+                found[stage] = await self._cycles_of_cancelled(stage)
         assert not {name: each for name, each in found.items() if each}
+
+    async def _cycles_of_cancelled(self, stage):
+        adapter = self.adapter
+        adapter.reached.clear()
+        adapter.release.clear()
+        await self.leaves_nothing()
+        with left_to_the_collector() as found:
+            run = self.run(Script(hold=stage))
+            await adapter.reached.wait()
+            await turns()
+            run.task.cancel()
+            assert await run.result() == "cancelled"
+            await adapter.aborted()
+            adapter.release.set()
+            await self.leaves_nothing()
+            del run
+        return found
 
     # --- cancellation
 

@@ -6,7 +6,7 @@ A storm of failures would else grow the process until the collector looks, which
 import asyncio
 
 import pytest
-from cycles import left_to_the_collector
+from cycles import left_to_the_collector, quick_looks
 from dispatched_world import DispatchedWorld
 from engine_adapters import ADAPTERS, Script
 from engine_kit import FAULTS_5XX
@@ -16,6 +16,12 @@ from coordinator.core.errors import DeadlineExceeded, Draining, EngineFailed, En
 
 each = pytest.mark.parametrize("adapter", ADAPTERS, ids=[adapter.name for adapter in ADAPTERS])
 LEFT = "the client has left"
+
+
+@pytest.fixture
+def quick():
+    with quick_looks():
+        yield
 
 
 async def handled(serving):
@@ -69,6 +75,7 @@ def both(script, **more):
 
 
 @each
+@pytest.mark.usefixtures("quick")
 async def test_failures_of_instances(adapter):
     async with adapter() as made:
         world = World(made)
@@ -89,6 +96,7 @@ async def test_failures_of_instances(adapter):
 
 
 @each
+@pytest.mark.usefixtures("quick")
 async def test_ends_from_outside_in_each_stage(adapter):
     async with adapter() as made:
         world = World(made)
@@ -106,6 +114,7 @@ async def test_ends_from_outside_in_each_stage(adapter):
 
 
 @each
+@pytest.mark.usefixtures("quick")
 async def test_a_failure_that_another_attempt_makes_good(adapter):
     async with adapter() as made:
         world = World(made)

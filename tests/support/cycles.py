@@ -12,6 +12,17 @@ OURS = str(Path(coordinator.__file__).parent)
 
 
 @contextlib.contextmanager
+def quick_looks():
+    """What there is now is not looked through again, so that many looks cost little."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
 def left_to_the_collector():
     """Yields a counter that tells at the end which of the coordinator's objects and frames were unreachable, yet there.
 
