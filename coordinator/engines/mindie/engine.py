@@ -161,6 +161,7 @@ class MindieEngine:
             except EngineRefused:
                 raise  # prefill took nothing on, so nothing is left to stop
             except BaseException as error:
+                doubt(error, prefill)
                 if not _answered(box) and not _unsent(error):
                     self._stop(wire_id, request, prefill, decode)
                 raise

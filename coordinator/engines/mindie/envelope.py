@@ -1,12 +1,8 @@
-"""What a MindIE prefill instance answers (MindIE protocol page §4.3, §4.4)."""
+"""What a MindIE prefill instance answers with 200 (MindIE protocol page §4.3)."""
 
 from dataclasses import dataclass
 
 import msgspec
-
-from coordinator.wire.refusal import message_of
-
-NOT_HANDED_OVER = "[P Node] Send D request failed"
 
 
 class EnvelopeError(ValueError):
@@ -56,8 +52,3 @@ def read_envelope(body: bytes, wire_id: str, *, stream: bool) -> FirstToken:
         if not output:
             raise EnvelopeError("a last response lacks its output")
     return FirstToken((output or "").encode(), last=bool(last))
-
-
-def not_handed_over(status: int, body: bytes) -> bool:
-    """Whether prefill says that decode did not take the request from it (MindIE protocol page §4.4)."""
-    return status >= 500 and message_of(body, status).lstrip().startswith(NOT_HANDED_OVER)

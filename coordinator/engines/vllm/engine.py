@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.config.errors import OptionError
-from coordinator.core.errors import BadRequest, EngineFailed
+from coordinator.core.errors import BadRequest, EngineFailed, Side
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
@@ -31,6 +31,7 @@ MODELS_PATH = "/v1/models"
 MODELS_EVERY_S = 30.0
 RELEASES_AT_CLOSE_S = 3.0
 OPTIONS = {"on_missing_kv": ("recompute", "error")}
+MAY_BE_THE_KV = ("http_5xx", "engine_error")  # what decode says where it cannot read prefill's KV, among other things
 SPOKEN = ("openai", NAME)  # API families
 NATIVE = NAME  # the family of vLLM's demo server, whose /generate hands no KV over
 
@@ -145,11 +146,16 @@ class VllmEngine:
             self._missing.never_asked(decode)
             placement.skip_prefill()
             return await self._serve_alone(request, placement, decode, fields, out)
-        if way is Way.SPLIT:
-            body = await serve_batch(self._means, request, placement, fields, prompts_of(fields))
-            out.whole(body, time.monotonic())
-            return COMPLETED
-        return await self._serve_pair(request, placement, fields, out)
+        try:
+            if way is Way.SPLIT:
+                body = await serve_batch(self._means, request, placement, fields, prompts_of(fields))
+                out.whole(body, time.monotonic())
+                return COMPLETED
+            return await self._serve_pair(request, placement, fields, out)
+        except EngineFailed as error:
+            if error.side is Side.DECODE and error.reason in MAY_BE_THE_KV:
+                error.doubted = prefill.id
+            raise
 
     async def _serve_pair(self, request: Request, placement: Placement, fields: Fields, out: Out) -> Outcome:
         handoff = Handoff(self._means, request, placement, fields)

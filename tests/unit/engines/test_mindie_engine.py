@@ -197,6 +197,7 @@ class TestFailuresOfDecode:
         task, out, _ = world.serve(request(stream=False))
         error = await result(task)
         assert (error.reason, error.side, error.instance_id) == ("engine_error", Side.DECODE, "d0")
+        assert error.doubted == "p0"  # its KV may be out of every decode instance's reach
         assert out.events == []
         wire_id = (await world.sent()).wire_id
         assert await world.stopped() == ({wire_id: 1}, {wire_id: 1})
@@ -206,7 +207,8 @@ class TestFailuresOfDecode:
         call = await world.sent()
         await until(lambda: out.started)
         world.decode.say(call.wire_id, "error", b" gone")
-        assert (await result(task)).reason == "engine_error"
+        error = await result(task)
+        assert (error.reason, error.doubted) == ("engine_error", "")
         assert out.body == A
         assert await world.stopped() == ({call.wire_id: 1}, {call.wire_id: 1})
 

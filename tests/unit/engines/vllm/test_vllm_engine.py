@@ -232,19 +232,22 @@ async def test_a_failure_of_prefill(world, answer, reason):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("answer", "reason", "doubted"),
     [
-        (failing(b"{}", 503), "http_5xx"),
-        (failing(b"", 200), "bad_reply"),
-        (failing(b'{"choices":[', 200), "bad_reply"),
-        (failing(b'{"error":{"message":"boom"}}', 200), "engine_error"),
+        (failing(b"{}", 503), "http_5xx", "p0"),
+        (failing(b"", 200), "bad_reply", ""),
+        (failing(b'{"choices":[', 200), "bad_reply", ""),
+        (failing(b'{"error":{"message":"boom"}}', 200), "engine_error", "p0"),
     ],
 )
-async def test_a_failure_of_decode(world, answer, reason):
+@pytest.mark.parametrize("prompts", ["one", ["several", "of them"]])
+async def test_a_failure_of_decode(world, answer, reason, doubted, prompts):
+    """It may be prefill's KV that nobody can read: decode says no more than that it has failed."""
     world.d.answer = answer
     with pytest.raises(EngineFailed) as caught:
-        await world.serve(world.request())
+        await world.serve(world.request(COMPLETIONS, prompt=prompts))
     assert (caught.value.side, caught.value.instance_id, caught.value.reason) == (Side.DECODE, "d0", reason)
+    assert caught.value.doubted == doubted
 
 
 @pytest.mark.parametrize("stream", [False, True])
