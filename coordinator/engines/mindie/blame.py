@@ -21,6 +21,6 @@ def handoff_failed(prefill: Instance, decode: Instance) -> EngineFailed:
 
 
 def doubt(error: BaseException, prefill: Instance) -> None:
-    """Have the next placement avoid prefill, too, where decode could not pull its KV: nobody else may reach it either."""
+    """Have the next placement avoid prefill, too, where decode could not pull its KV: nobody may reach it."""
     if isinstance(error, EngineFailed) and error.detail.startswith(KV_NOT_PULLED):
         error.doubted = prefill.id

@@ -13,7 +13,8 @@ from coordinator.core.request import Headers, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive
 from coordinator.engines.http_leg import failed, refusal, relay_plain
-from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, not_handed_over, read_envelope
+from coordinator.engines.mindie.blame import doubt, handoff_failed, not_handed_over
+from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, read_envelope
 from coordinator.engines.mindie.link import DecodeLink, LinkSettings
 from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.engines.mindie.split import LinkOffice, RemoteLink, RemoteLinks, Tell
@@ -205,8 +206,8 @@ class MindieEngine:
             await asyncio.sleep(RESEND_PAUSE_S)
             reply = await self._post(prefill, request, headers)
         if reply.status != 200:
-            if not_handed_over(reply.status, reply.body):  # decode refuses, or the way between them is broken
-                raise _not_taken(placement)
+            if not_handed_over(reply.status, reply.body):
+                raise handoff_failed(prefill, placement.decode)
             raise refusal(prefill, reply.status, reply.headers, reply.body)
         try:
             return read_envelope(reply.body, wire_id, stream=request.ask.stream)
@@ -283,12 +284,6 @@ class MindieEngine:
 
 class _Settled(Exception):
     """The mailbox has its result: prefill's reply decides nothing any more."""
-
-
-def _not_taken(placement: Placement) -> EngineFailed:
-    failure = EngineFailed(Side.DECODE, placement.decode.id, "handoff_failed", detail=f"says {placement.prefill.id}")
-    failure.doubted = placement.prefill.id
-    return failure
 
 
 def _answered(box: Mailbox) -> bool:
