@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -18,13 +20,34 @@ LONGEST_S = 86400.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
-    args = _parser().parse_args(argv)
+    """Run one command; returns its exit status, also where the reader of stdout has left (`| head`)."""
+    status = 0
     try:
-        status: int = args.run(args)
+        args = _parser().parse_args(argv)
+        status = args.run(args)
     except KeyboardInterrupt:
-        return 130
+        status = 130
+    except BrokenPipeError:
+        pass  # of stdout: those of sockets are met where they are used
+    finally:
+        _flush()
     return status
+
+
+def _flush() -> None:
+    """Write what is left; where nobody reads it, have it go nowhere, since Python would complain of it at its end."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _tell(*lines: str) -> None:
+    """Print what has been found out; the exit status tells it, too, so a reader may have left."""
+    with contextlib.suppress(BrokenPipeError):
+        print(*lines, sep="\n")
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -39,9 +62,10 @@ def _check(args: argparse.Namespace) -> int:
         settings = load_settings(args.config)
     except config.ConfigError as error:
         return _refused(error)
-    for note in config.notes(settings):
-        print(f"{args.config}: note: {note}")
-    print(f"{args.config}: ok, {len(settings.cluster.instances)} instances")
+    _tell(
+        *(f"{args.config}: note: {note}" for note in config.notes(settings)),
+        f"{args.config}: ok, {len(settings.cluster.instances)} instances",
+    )
     return 0
 
 
@@ -57,7 +81,7 @@ def _doctor(args: argparse.Namespace) -> int:
         report = asyncio.run(doctor.examine(args.config, options))
     except config.ConfigError as error:
         return _refused(error)
-    print(doctor.as_json(report) if args.json else doctor.as_text(report, all_of_it=args.verbose))
+    _tell(doctor.as_json(report) if args.json else doctor.as_text(report, all_of_it=args.verbose))
     return report.status
 
 
@@ -67,7 +91,7 @@ def _refused(error: config.ConfigError) -> int:
 
 
 def _schema(_args: argparse.Namespace) -> int:
-    print(json.dumps(config.schema(), indent=2))
+    _tell(json.dumps(config.schema(), indent=2))
     return 0
 
 

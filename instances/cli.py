@@ -163,6 +163,8 @@ def main(args: argparse.Namespace) -> int:
     except (ValueError, BadFault) as wrong:
         sys.stderr.write(f"pd-coordinator instance: {wrong}\n")
         return 2
+    except BrokenPipeError:
+        raise  # nobody reads stdout
     except OSError as busy:
         sys.stderr.write(f"pd-coordinator instance: cannot listen on {args.host}:{args.port}: {busy.strerror}\n")
         return 1

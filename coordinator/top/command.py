@@ -63,9 +63,6 @@ def run(args: argparse.Namespace) -> int:
         return asyncio.run(_lines(source) if args.json else _screen(source, view))
     except FeedLost as error:
         return _complain(f"{error} ({source.url})", FAILED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        return 0
     except KeyboardInterrupt:
         return INTERRUPTED
 

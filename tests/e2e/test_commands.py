@@ -50,6 +50,21 @@ def test_wrong_usage(arguments: list[str]):
     assert done.stderr.startswith("usage: pd-coordinator")
 
 
+# --- nobody reads what they say
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["demo", "--port", "0", "--prefill", "1", "--decode", "1"]])
+def test_a_command_whose_reader_has_left_ends_quietly(arguments: list[str]):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "coordinator", *arguments]
+    try:
+        done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- instance
 
 
