@@ -105,14 +105,17 @@ def whole_answer(body: bytes, reading: Reading, *, chat: bool) -> tuple[bytes, b
     """A whole text completion for the client, and whether the engine has given the request back instead.
 
     Raises:
-        ValueError: it is no completion.
+        ValueError: it is no completion, or one that has not come to its end.
     """
     fields = read_fields(body)
     choices = [object_fields(choice) for choice in items(fields.get("choices")) or []]
     if not choices or None in choices:
         raise ValueError("the answer has no choices")
-    if any(text((choice or {}).get("finish_reason")) == "preempt" for choice in choices):
+    ends = [text((choice or {}).get("finish_reason")) for choice in choices]
+    if "preempt" in ends:
         return b"", True
+    if None in ends:
+        raise ValueError("the answer has no finish reason")
     fields = with_usage(fields, reading.before)
     fields["id"] = Raw(msgspec.json.encode(reading.client_id))
     return write_fields(chat_answer(fields) if chat else fields), False

@@ -293,10 +293,12 @@ async def test_decode_fails_and_another_serves(fault, stream):
         assert world.dead == []
 
 
-async def test_a_stream_without_any_chunk_is_decodes_failure():
+@both
+async def test_an_answer_without_any_output_is_decodes_failure(stream):
+    """A stream is a 500 then; one that is none has no finish reason, and would be taken for a whole one."""
     async with MicroWorld(decode=2) as world:
         world.fleet.decode[0].faults.replace(["zero_chunks"])
-        got = [await completes(world) for _ in range(2)]
+        got = [await completes(world, stream=stream) for _ in range(2)]
         assert [text_of(client.body) for client in got] == [await wanted()] * 2
         assert {name for name, _ in world.members.charged} == {"d0"}
         await world.leaves_nothing()
