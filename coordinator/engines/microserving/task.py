@@ -125,8 +125,7 @@ async def make_task(
     Raises:
         BadRequest: it cannot be served, in plain words.
     """
-    fields = {name: value for name, value in fields.items() if given(value)}  # some of the engine's refuse null
-    _check_ranges(fields)
+    fields = _checked(fields)
     chat = request.path.startswith(CHAT)
     if chat and alone:
         return _native_chat(request, fields, progress)
@@ -196,6 +195,13 @@ def _with_limit(own: Fields, last: Fields, progress: Progress) -> Fields:
 def _has_grammar(value: Raw | None) -> bool:
     kind = text((object_fields(value) or {}).get("type"))
     return kind not in (None, "text")
+
+
+def _checked(fields: Fields) -> Fields:
+    """The fields that are given, for the engine refuses null for some; raises BadRequest."""
+    found = {name: value for name, value in fields.items() if given(value)}
+    _check_ranges(found)
+    return found
 
 
 def _check_ranges(fields: Fields) -> None:
