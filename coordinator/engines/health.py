@@ -1,10 +1,13 @@
-"""The health check of engines over plain HTTP."""
+"""What is asked of engines over plain HTTP now and then: whether they are alive, and their model."""
 
 from coordinator.core.instance import Instance
 from coordinator.engines.http_leg import failed, refusal
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.wire.models import first_model
+
+MODELS_PATH = "/v1/models"
 
 
 async def alive(client: HttpClient, instance: Instance, path: str, deadline_s: float) -> Reply:
@@ -20,3 +23,12 @@ async def alive(client: HttpClient, instance: Instance, path: str, deadline_s: f
     if reply.status >= 500:
         raise refusal(instance, reply.status, reply.headers, b"")
     return reply
+
+
+async def told_model(client: HttpClient, instance: Instance, deadline_s: float) -> str | None:
+    """The first of the models that it lists, by `deadline_s` (monotonic); None where it does not tell."""
+    try:
+        reply = await client.fetch(instance.address, b"GET", MODELS_PATH, (), deadline_s=deadline_s)
+    except TransportError:
+        return None
+    return first_model(reply.body) if reply.status == 200 else None

@@ -8,10 +8,8 @@ from coordinator.core.instance import Instance
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
-from coordinator.engines.headers import engine_headers
 from coordinator.engines.health import alive
-from coordinator.engines.http_leg import relay_plain
-from coordinator.engines.plain_call import pass_through
+from coordinator.engines.plain_call import pass_through, serve_alone
 
 HEALTH_PATH = "/health"
 
@@ -47,15 +45,11 @@ class HybridEngine:
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:
         """Pass one request through. Cancellation closes the connection, which ends it at the engine."""
-        wire_id = self._context.ids.next()
-        placement.prefill_sent(wire_id)
-        headers = engine_headers(request, wire_id)
-        return await relay_plain(self._client, request, headers, placement.prefill, placement, out)
+        return await serve_alone(self._context, request, placement, placement.prefill, out)
 
     async def call(self, request: Request, instance: Instance) -> Answer:
         """Pass a call that is no inference through."""
-        headers = engine_headers(request, self._context.ids.next())
-        return await pass_through(self._client, request, headers, instance)
+        return await pass_through(self._context, request, instance)
 
     async def aclose(self) -> None:
         """Nothing is due."""

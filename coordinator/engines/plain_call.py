@@ -1,24 +1,40 @@
-"""Calls that are no inference, passed through to one instance as they are."""
+"""Requests and calls that one instance does alone: they go to it as they are, and so does its answer to the client."""
 
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Answer
+from coordinator.core.ports import Answer, Out, Outcome, Placement
 from coordinator.core.request import Request
-from coordinator.engines.http_leg import failed, refusal
-from coordinator.transport.client import HttpClient
+from coordinator.engines.context import EngineContext
+from coordinator.engines.headers import engine_headers
+from coordinator.engines.http_leg import failed, refusal, relay_plain
 from coordinator.transport.errors import TransportError
-from coordinator.transport.request import GivenHeaders
 
 
-async def pass_through(client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance) -> Answer:
-    """Send a call to an instance, on the client's own path, and return its answer.
+async def serve_alone(
+    context: EngineContext, request: Request, placement: Placement, instance: Instance, out: Out
+) -> Outcome:
+    """Serve a request on one instance, on the client's own path.
+
+    Raises:
+        RequestError: see `relay_plain`.
+
+    Cancellation closes the connection, which ends the request at the engine.
+    """
+    wire_id = context.ids.next()
+    placement.prefill_sent(wire_id)
+    return await relay_plain(context.client, request, engine_headers(request, wire_id), instance, placement, out)
+
+
+async def pass_through(context: EngineContext, request: Request, instance: Instance) -> Answer:
+    """Send a call that is no inference to an instance, on the client's own path, and return its answer.
 
     Raises:
         RequestError: EngineRefused for a 4xx, EngineFailed where there is no answer or another error.
 
     Cancellation closes the connection.
     """
+    headers = engine_headers(request, context.ids.next())
     try:
-        reply = await client.fetch(
+        reply = await context.client.fetch(
             instance.address, b"POST", request.target, headers, request.body, deadline_s=request.deadlines.finished_s
         )
     except TransportError as error:

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Mapping
 
-from coordinator.config.errors import OptionError
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
@@ -20,6 +19,7 @@ from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.engines.mindie.split import LinkOffice, RemoteLink, RemoteLinks, Tell
 from coordinator.engines.mindie.stops import Stops
 from coordinator.engines.mindie.strays import Strays
+from coordinator.engines.port_options import port_options
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
 from coordinator.transport.scope import Scope
@@ -31,7 +31,6 @@ PREFILL_GRACE_S = 2.0  # how long prefill's reply is awaited once the answer is 
 STOPS_AT_CLOSE_S = 3.0
 HEALTH_PATH = "/v1/models"
 OPTIONS = ("inter_comm_port",)
-MAX_PORT = 65535
 STILL_REGISTERED = (424, 500, 503)  # what prefill answers while it still knows the id of a recompute
 
 
@@ -57,12 +56,7 @@ class MindieEngine:
     @staticmethod
     def options(given: Mapping[str, object]) -> Mapping[str, object]:
         """Validate `inter_comm_port`, the one key of this engine's instances."""
-        for key, value in given.items():
-            if key not in OPTIONS:
-                raise OptionError(key, "unknown key", OPTIONS)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PORT:
-                raise OptionError(key, "must be a port number, 1 to 65535", OPTIONS)
-        return dict(given)
+        return port_options(given, OPTIONS)
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:
         """Open the result stream of a decode instance; the others, and followers, need nothing standing."""

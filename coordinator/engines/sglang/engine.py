@@ -4,24 +4,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.config.errors import OptionError
 from coordinator.core.errors import BadRequest
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.health import alive, told_model
+from coordinator.engines.plain_call import serve_alone
+from coordinator.engines.port_options import port_options
 from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts, Tell
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
 from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
-from coordinator.transport.errors import TransportError
-from coordinator.transport.reply import Reply
 from coordinator.transport.request import HeaderBlock
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields, request_fields
-from coordinator.wire.models import first_model
 from coordinator.wire.sglang import (
     TooManySequences,
     asks_logprobs,
@@ -34,10 +32,8 @@ from coordinator.wire.sglang import (
 NATIVE = "sglang"  # the API family of SGLang's own /generate
 SPOKEN = ("openai", NATIVE)
 HEALTH_PATH = "/health"
-MODELS_PATH = "/v1/models"
 MODELS_EVERY_S = 30.0
 OPTIONS = (KEY,)
-MAX_PORT = 65535
 STALE_TRIES = 2
 KEEP_BYTES = 64 << 10
 KEEP_LOGPROBS_BYTES = 16 << 20
@@ -59,12 +55,7 @@ class SglangEngine:
     @staticmethod
     def options(given: Mapping[str, object]) -> Mapping[str, object]:
         """Validate `bootstrap_port`, the one key of this engine's instances."""
-        for key, value in given.items():
-            if key not in OPTIONS:
-                raise OptionError(key, "unknown key", OPTIONS)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PORT:
-                raise OptionError(key, "must be a port number, 1 to 65535", OPTIONS)
-        return dict(given)
+        return port_options(given, OPTIONS)
 
     def attach(self, instance: Instance, watcher: Watcher) -> None:  # noqa: ARG002
         """Nothing stands open between requests."""
@@ -83,30 +74,15 @@ class SglangEngine:
         """
         deadline_s = time.monotonic() + self._context.health_timeout_s
         model = self._models.pop(instance.key, None)  # not to be relied on after a failed check
-        try:
-            reply = await self._get(instance, self._context.health_path or HEALTH_PATH, deadline_s)
-        except TransportError as error:
-            raise failed(instance, error) from error
-        if reply.status >= 500:
-            raise refusal(instance, reply.status, reply.headers, b"")
+        await alive(self._client, instance, self._context.health_path or HEALTH_PATH, deadline_s)
         if instance.role is Role.PREFILL:
             await self._ports.ask(instance, deadline_s)
         if instance.model is None and (model is None or model[1] <= time.monotonic()):
-            model = (await self._model(instance, deadline_s), time.monotonic() + MODELS_EVERY_S)
+            model = (await told_model(self._client, instance, deadline_s), time.monotonic() + MODELS_EVERY_S)
         if model is None:
             return None
         self._models[instance.key] = model
         return model[0]
-
-    async def _model(self, instance: Instance, deadline_s: float) -> str | None:
-        try:
-            reply = await self._get(instance, MODELS_PATH, deadline_s)
-        except TransportError:
-            return None
-        return first_model(reply.body) if reply.status == 200 else None
-
-    async def _get(self, instance: Instance, path: str, deadline_s: float) -> Reply:
-        return await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
 
     # --- over several processes (core.ports.SplitEngine)
 
@@ -137,7 +113,7 @@ class SglangEngine:
         """
         fields = _fields_of(request)
         if placement.prefill.address == placement.decode.address:
-            return await self._serve_alone(request, placement, fields, out)
+            return await self._serve_whole(request, placement, fields, out)
         tries_left = STALE_TRIES
         while True:
             try:
@@ -169,16 +145,12 @@ class SglangEngine:
             joined = JoinedOut(out, stream=stream)
         await Pair(call, placement, out, joined, keep_bytes=keep_bytes).run(self._client, self._drains)
 
-    async def _serve_alone(self, request: Request, placement: Placement, fields: Fields, out: Out) -> Outcome:
-        """One instance does both: its ordinary answer is passed through."""
-        wire_id = self._ids.next()
-        placement.prefill_sent(wire_id)
+    async def _serve_whole(self, request: Request, placement: Placement, fields: Fields, out: Out) -> Outcome:
+        """One instance does both, without the fields that would tie it to another one."""
         body = without_control(fields)
         if body is not None:
             request = replace(request, body=body)
-        return await relay_plain(
-            self._client, request, engine_headers(request, wire_id), placement.prefill, placement, out
-        )
+        return await serve_alone(self._context, request, placement, placement.prefill, out)
 
     async def call(self, request: Request, instance: Instance) -> Answer:  # noqa: ARG002
         """SGLang has none of the calls that are no inference; raises BadRequest."""

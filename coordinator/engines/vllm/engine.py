@@ -1,6 +1,5 @@
 """The engine protocol `vllm`: which calls serve a request, and what is known of the instances."""
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,23 +10,18 @@ from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
-from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import failed, refusal, relay_plain
-from coordinator.engines.plain_call import pass_through
+from coordinator.engines.health import alive, told_model
+from coordinator.engines.plain_call import pass_through, serve_alone
 from coordinator.engines.vllm.batch import serve_batch
 from coordinator.engines.vllm.handoff import Handoff, Means
 from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import UNRELEASED, KvReleases
-from coordinator.transport.errors import TransportError
-from coordinator.transport.reply import Reply
 from coordinator.wire.json_edit import Fields, request_fields
-from coordinator.wire.models import first_model
 from coordinator.wire.vllm import PARAMS, Way, decode_body, prompts_of, way_of
 
 NAME = "vllm"
 HEALTH_PATH = "/health"
-MODELS_PATH = "/v1/models"
 MODELS_EVERY_S = 30.0
 RELEASES_AT_CLOSE_S = 3.0
 OPTIONS = {"on_missing_kv": ("recompute", "error")}
@@ -98,9 +92,7 @@ class VllmEngine:
         self._renew(instance)
         deadline_s = time.monotonic() + self._context.health_timeout_s
         self._ailing.add(instance.key)
-        reply = await self._get(instance, self._context.health_path or HEALTH_PATH, deadline_s)
-        if reply.status >= 500:
-            raise refusal(instance, reply.status, reply.headers, b"")
+        await alive(self._client, instance, self._context.health_path or HEALTH_PATH, deadline_s)
         self._ailing.discard(instance.key)
         return await self._model(instance, deadline_s)
 
@@ -109,17 +101,9 @@ class VllmEngine:
         now_s = time.monotonic()
         if now_s - asked_s < MODELS_EVERY_S:
             return name
-        with contextlib.suppress(EngineFailed):  # it is alive all the same
-            reply = await self._get(instance, MODELS_PATH, deadline_s)
-            name = first_model(reply.body) if reply.status == 200 else name
+        name = await told_model(self._client, instance, deadline_s) or name
         self._models[instance.key] = (name, now_s)
         return name
-
-    async def _get(self, instance: Instance, path: str, deadline_s: float) -> Reply:
-        try:
-            return await self._client.fetch(instance.address, b"GET", path, (), deadline_s=deadline_s)
-        except TransportError as error:
-            raise failed(instance, error) from error
 
     def pinned(self) -> Mapping[str, int]:
         """Requests that have ended and whose KV a prefill instance still holds, by its id."""
@@ -140,12 +124,12 @@ class VllmEngine:
         prefill, decode = placement.prefill, placement.decode
         self._renew(decode)
         if prefill.address == decode.address:
-            return await self._serve_alone(request, placement, prefill, fields, out)
+            return await self._serve_whole(request, placement, prefill, fields, out)
         way = Way.ALONE if request.api == NATIVE else way_of(fields)
         if way is Way.ALONE:
             self._missing.never_asked(decode)
             placement.skip_prefill()
-            return await self._serve_alone(request, placement, decode, fields, out)
+            return await self._serve_whole(request, placement, decode, fields, out)
         try:
             if way is Way.SPLIT:
                 body = await serve_batch(self._means, request, placement, fields, prompts_of(fields))
@@ -170,22 +154,18 @@ class VllmEngine:
             out.whole(body, now_s)
         return COMPLETED
 
-    async def _serve_alone(
+    async def _serve_whole(
         self, request: Request, placement: Placement, instance: Instance, fields: Fields, out: Out
     ) -> Outcome:
-        """One instance does everything; its answer is passed through."""
-        wire_id = self._context.ids.next()
-        placement.prefill_sent(wire_id)
+        """One instance does everything, without a record of KV elsewhere."""
         if PARAMS in fields:
             request = replace(request, body=decode_body(fields, None))
-        headers = engine_headers(request, wire_id)
-        return await relay_plain(self._client, request, headers, instance, placement, out)
+        return await serve_alone(self._context, request, placement, instance, out)
 
     async def call(self, request: Request, instance: Instance) -> Answer:
         """Pass a call that is no inference through."""
         _demand_spoken(request)
-        headers = engine_headers(request, self._context.ids.next())
-        return await pass_through(self._client, request, headers, instance)
+        return await pass_through(self._context, request, instance)
 
     # --- KV
 

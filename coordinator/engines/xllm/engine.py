@@ -12,9 +12,7 @@ from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Prepared, Request
 from coordinator.engines.context import EngineContext
-from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import relay_plain
-from coordinator.engines.plain_call import pass_through
+from coordinator.engines.plain_call import pass_through, serve_alone
 from coordinator.engines.token_prompts import TokenRequest
 from coordinator.engines.xllm import info, settings
 from coordinator.engines.xllm.answer import PushedAnswer
@@ -211,7 +209,7 @@ class XllmEngine:
         it at the instance. There is no other way (protocol page §5.5).
         """
         if placement.decode is placement.prefill:
-            return await self._serve_alone(request, placement, out)
+            return await serve_alone(self._context, request, placement, placement.prefill, out)
         prepared = request.prepared.content if request.prepared is not None else None
         if isinstance(prepared, TokenRequest):
             asked = prepared
@@ -264,17 +262,9 @@ class XllmEngine:
     def _service_address(self) -> str:
         return self._inbound.address if self._serving is None else self._serving.service
 
-    async def _serve_alone(self, request: Request, placement: Placement, out: Out) -> Outcome:
-        """An instance that does both speaks plain OpenAI."""
-        wire_id = self._context.ids.next()
-        placement.prefill_sent(wire_id)
-        headers = engine_headers(request, wire_id)
-        return await relay_plain(self._client, request, headers, placement.prefill, placement, out)
-
     async def call(self, request: Request, instance: Instance) -> Answer:
         """Pass a call that is no inference through."""
-        headers = engine_headers(request, self._context.ids.next())
-        return await pass_through(self._client, request, headers, instance)
+        return await pass_through(self._context, request, instance)
 
     async def aclose(self) -> None:
         """Stop linking, and close the server: instances get no more answers, which ends what they still push."""
