@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 from coordinator.cluster import Cluster
+from coordinator.core.abilities import InstanceWork
 from coordinator.core.instance import Address, Instance, Role
 from coordinator.management import StageWatch
 from coordinator.management.live_picture import Look, Row
@@ -17,23 +18,8 @@ Counts = Sequence[Mapping[str, Cells]]
 STEADY_S = 2  # rounding must not make a time of change another one
 
 
-class Carried(Protocol):
+class Carried(InstanceWork, Protocol):
     """What is on one instance; see controlplane.InstanceLoad."""
-
-    @property
-    def instance(self) -> Instance:
-        """The instance."""
-        ...
-
-    @property
-    def requests(self) -> int:
-        """Requests that it works for."""
-        ...
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks that they are counted as."""
-        ...
 
     @property
     def pinned(self) -> int:

@@ -1,31 +1,13 @@
 """What the feed has told so far."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from coordinator.management.live_picture import Figures
+from coordinator.management.live_picture import COLUMNS, HISTORY, Figures, Row
 from coordinator.observability.recent import MOST_PATHS, Failure, Path
-
-HISTORY = 120
-
-
-class Instance(TypedDict):
-    """A row of the feed (management.live_picture.Row)."""
-
-    id: str
-    role: str
-    engine: str
-    url: str
-    model: str
-    state: str
-    since_s: int
-    reason: str
-    requests: int
-    pinned: int
-    blocks: int
 
 
 class Shown:
@@ -42,7 +24,7 @@ class Shown:
         self.at_s = 0.0
         self.about: dict[str, Any] = {}
         self.figures: Figures | None = None
-        self.instances: list[Instance] = []
+        self.instances: list[Row] = []
         self.paths: list[Path] = []
         self.failures: list[Failure] = []
         self.rates: deque[tuple[float | None, float | None]] = deque(maxlen=HISTORY)
@@ -56,7 +38,8 @@ class Shown:
             self._begin(data)
         else:
             for position, *values in data.get("rows", ()):
-                self.instances[position].update(cast("Instance", self._named(values)))
+                named = {**self.instances[position]._asdict(), **self._named(values)}
+                self.instances[position] = _row(named)
             self.paths = [*_paths(data.get("paths", ())), *self.paths][:MOST_PATHS]
             moving = self.figures.moving
             self.rates.append((moving.requests_s, moving.tokens_s))
@@ -70,7 +53,7 @@ class Shown:
             "at_s": self.at_s,
             "about": self.about,
             "figures": self.figures,
-            "instances": self.instances,
+            "instances": [one._asdict() for one in self.instances],
             "paths": self.paths,
             "failures": self.failures,
         }
@@ -78,7 +61,7 @@ class Shown:
     def _begin(self, data: dict[str, Any]) -> None:
         self.about = data["about"]
         self._columns = data["columns"]
-        self.instances = [cast("Instance", self._named(row)) for row in data["rows"]]
+        self.instances = [_row(self._named(row)) for row in data["rows"]]
         self.paths = _paths(data["paths"])
         at = {name: data["points"].index(name) for name in ("requests_s", "tokens_s")}
         self.rates.clear()
@@ -87,6 +70,11 @@ class Shown:
     def _named(self, values: Sequence[object]) -> dict[str, object]:
         """The last columns by name."""
         return dict(zip(self._columns[-len(values) :], values, strict=True))
+
+
+def _row(named: Mapping[str, object]) -> Row:
+    """A row of the columns that are known here; a later version may send more."""
+    return msgspec.convert([named[column] for column in COLUMNS], Row)
 
 
 def _paths(given: object) -> list[Path]:

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from coordinator.management.live_picture import Row
+
 from .paint import BAD, PLAIN, SOFT, WARN, Paint
-from .shown import Instance
 from .view import View
 from .words import age, clean, count, fit
 
@@ -17,34 +18,34 @@ MOST_FOR_ID = 24
 MOST_FOR_MODEL = 20
 
 _parts = re.compile(r"(\d+)").split
-_ORDERS: Mapping[str, Callable[[Instance], float]] = {
-    "state": lambda one: STATES.get(one["state"], -1),
-    "requests": lambda one: -one["requests"],
-    "pinned": lambda one: -one["pinned"],
-    "blocks": lambda one: -one["blocks"],
-    "since_s": lambda one: -one["since_s"],
+_ORDERS: Mapping[str, Callable[[Row], float]] = {
+    "state": lambda one: STATES.get(one.state, -1),
+    "requests": lambda one: -one.requests,
+    "pinned": lambda one: -one.pinned,
+    "blocks": lambda one: -one.blocks,
+    "since_s": lambda one: -one.since_s,
 }
 
 
-def chosen(instances: Sequence[Instance], view: View) -> list[Instance]:
+def chosen(instances: Sequence[Row], view: View) -> list[Row]:
     """Those that fit the filter, in the order that is asked for; by id means by role first."""
     wanted = view.filter.lower()
-    found = [one for one in instances if any(wanted in str(one.get(key)).lower() for key in SEARCHED)]
-    found.sort(key=lambda one: _natural(one["id"]))
+    found = [one for one in instances if any(wanted in str(getattr(one, key)).lower() for key in SEARCHED)]
+    found.sort(key=lambda one: _natural(one.id))
     order = _ORDERS.get(view.sort)
     if order is not None:
         found.sort(key=order)
     if view.backwards:
         found.reverse()
     if order is None:
-        found.sort(key=lambda one: ROLES.get(one["role"], len(ROLES)))
+        found.sort(key=lambda one: ROLES.get(one.role, len(ROLES)))
     return found
 
 
-def table(rows: Sequence[Instance], view: View, paint: Paint, now_s: float) -> list[str]:
+def table(rows: Sequence[Row], view: View, paint: Paint, now_s: float) -> list[str]:
     """The head and a line for each; `now_s` by the coordinator's clock."""
-    ident = max([10, *(min(MOST_FOR_ID, len(clean(one["id"]))) for one in rows)])
-    model = max([6, *(min(MOST_FOR_MODEL, len(clean(one["model"]))) for one in rows)])
+    ident = max([10, *(min(MOST_FOR_ID, len(clean(one.id))) for one in rows)])
+    model = max([6, *(min(MOST_FOR_MODEL, len(clean(one.model))) for one in rows)])
 
     def head(key: str, text: str) -> str:
         return f"{text} {'^' if view.backwards else 'v'}" if key == view.sort else text
@@ -57,12 +58,12 @@ def table(rows: Sequence[Instance], view: View, paint: Paint, now_s: float) -> l
         )
     ]
     for one in rows:
-        state = one["state"]
+        state = one.state
         text = (
-            f"{fit(clean(one['id']), ident)} {one['role']:<8} {GLYPHS.get(state, ' ')} {fit(state, 8)}"
-            f" {count(one['requests']):>11} {count(one['pinned']):>8} {count(one['blocks']):>8}"
-            f" {age(now_s - one['since_s']):>7}  {fit(clean(one['engine']), 12)} {fit(clean(one['model']), model)}"
-            f" {one['reason']}"
+            f"{fit(clean(one.id), ident)} {one.role:<8} {GLYPHS.get(state, ' ')} {fit(state, 8)}"
+            f" {count(one.requests):>11} {count(one.pinned):>8} {count(one.blocks):>8}"
+            f" {age(now_s - one.since_s):>7}  {fit(clean(one.engine), 12)} {fit(clean(one.model), model)}"
+            f" {one.reason}"
         )
         lines.append(paint.line((COLOURS.get(state, BAD), clean(text))))
     if not rows:

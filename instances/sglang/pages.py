@@ -1,12 +1,12 @@
 """Everything that is not inference: health, models, information about the server, metrics."""
 
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from instances.exposition import histogram, scalar
+from instances.openai.pages import CommonPages
 from instances.openai.refusal import answer
 
 if TYPE_CHECKING:
@@ -17,30 +17,12 @@ _MODES = {"prefill": "prefill", "decode": "decode", "hybrid": "null"}
 _TYPES = {"prefill": "prefill", "decode": "decode", "hybrid": "unified"}
 
 
-class Pages:
+class Pages(CommonPages):
     """The pages of one instance."""
 
     def __init__(self, engine: "SglangEngine") -> None:
+        super().__init__(engine.instance.options.model, "sglang", max_model_len=engine.settings.context_length)
         self._engine = engine
-        self._created = int(time.time())
-
-    async def healthy(self, _: web.Request) -> web.Response:
-        """`/health`, `/health_generate`; faults and the start-up time are seen to before this."""
-        return web.Response()
-
-    async def models(self, _: web.Request) -> web.Response:
-        """`GET /v1/models`."""
-        name = self._engine.instance.options.model
-        model = {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "sglang",
-            "root": name,
-            "parent": None,
-            "max_model_len": self._engine.settings.context_length,
-        }
-        return answer({"object": "list", "data": [model]})
 
     async def server_info(self, _: web.Request) -> web.Response:
         """`GET /get_server_info`: among others the bootstrap port (§7)."""

@@ -1,6 +1,5 @@
 """Everything that is not inference: models, health, version, tokenizer, metrics."""
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from aiohttp import web
 from instances import tokens
 from instances.openai import bodies
 from instances.openai.fields import Fields
+from instances.openai.pages import CommonPages
 from instances.openai.refusal import answer, invalid, read_object
 from instances.vllm import metrics
 
@@ -18,31 +18,14 @@ if TYPE_CHECKING:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Pages:
+class Pages(CommonPages):
     """The pages of one instance."""
 
     def __init__(self, engine: "VllmEngine") -> None:
+        super().__init__(
+            engine.instance.options.model, "vllm", max_model_len=engine.settings.max_model_len, permission=[]
+        )
         self._engine = engine
-        self._created = int(time.time())
-
-    async def healthy(self, _: web.Request) -> web.Response:
-        """`/health`, `/ping`; faults and the start-up time are seen to before this."""
-        return web.Response()
-
-    async def models(self, _: web.Request) -> web.Response:
-        """`GET /v1/models`."""
-        name = self._engine.instance.options.model
-        model = {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "vllm",
-            "root": name,
-            "parent": None,
-            "max_model_len": self._engine.settings.max_model_len,
-            "permission": [],
-        }
-        return answer({"object": "list", "data": [model]})
 
     async def version(self, _: web.Request) -> web.Response:
         """`GET /version`."""

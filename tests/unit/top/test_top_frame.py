@@ -37,6 +37,14 @@ def busy():
     return shown_of(*(sight.now() for _ in range(8)))
 
 
+def later_events():
+    """A snapshot of two instances, and the change that one of them is down."""
+    album = Album({})
+    whole = album.add(look([row("p0"), row("d0")]), 1000.0, 0.0)
+    change = album.add(look([row("p0"), row("d0", state="down")]), 1001.0, 1.0)
+    return parse(whole.whole)[1], parse(change.change)[1]
+
+
 def plain(lines):
     return [ESCAPE.sub("", line) for line in lines]
 
@@ -63,6 +71,28 @@ class TestShown:
         assert early.paths == late.paths
         assert list(early.rates) == list(late.rates)
         assert early.as_data() == late.as_data()
+
+    def test_columns_of_a_later_version_are_left_out(self):
+        whole, change = later_events()
+        for event in (whole, change):
+            event["columns"] = [*event.get("columns", ()), "colour"]
+            event["rows"] = [[*one, "red"] for one in event["rows"]]
+        shown = Shown()
+        shown.take("snapshot", whole)
+        shown.take("tick", change)
+        assert [(one.id, one.state) for one in shown.instances] == [("p0", "ready"), ("d0", "down")]
+
+    @pytest.mark.parametrize("kind", ["snapshot", "tick"])
+    def test_rows_that_are_none(self, kind):
+        whole, change = later_events()
+        shown = Shown()
+        if kind == "tick":
+            shown.take("snapshot", whole)
+            change["rows"][0][-1] = "many"
+        else:
+            whole["columns"] = [name.replace("blocks", "pages") for name in whole["columns"]]
+        with pytest.raises((ValueError, KeyError)):
+            shown.take(kind, change if kind == "tick" else whole)
 
     @pytest.mark.parametrize(
         "odd",
@@ -136,22 +166,22 @@ class TestOrder:
     @pytest.mark.parametrize("sort", SORTS)
     def test_every_order_is_one(self, busy, sort):
         rows = chosen(busy.instances, View(sort=sort))
-        assert sorted(one["id"] for one in rows) == sorted(one["id"] for one in busy.instances)
+        assert sorted(one.id for one in rows) == sorted(one.id for one in busy.instances)
         back = chosen(busy.instances, View(sort=sort, backwards=True))
         if sort == "id":
-            assert [one["id"] for one in rows][:3] == ["p0", "p1", "p2"]
-            assert [one["role"] for one in back] == [one["role"] for one in rows], "roles stay together"
-            assert [one["id"] for one in rows if one["role"] == "decode"][9:12] == ["d9", "d10", "d11"]
+            assert [one.id for one in rows][:3] == ["p0", "p1", "p2"]
+            assert [one.role for one in back] == [one.role for one in rows], "roles stay together"
+            assert [one.id for one in rows if one.role == "decode"][9:12] == ["d9", "d10", "d11"]
         elif sort == "state":
-            assert rows[0]["id"] == "d3"
-            assert back[-1]["id"] == "d3"
+            assert rows[0].id == "d3"
+            assert back[-1].id == "d3"
         else:
-            values = [one[sort] for one in rows]
+            values = [getattr(one, sort) for one in rows]
             assert values == sorted(values, reverse=True)
-            assert [one[sort] for one in back] == values[::-1]
+            assert [getattr(one, sort) for one in back] == values[::-1]
 
     def test_filter(self, busy):
-        assert [one["id"] for one in chosen(busy.instances, View(filter="REFUSED"))] == ["d3"]
+        assert [one.id for one in chosen(busy.instances, View(filter="REFUSED"))] == ["d3"]
         assert len(chosen(busy.instances, View(filter="prefill"))) == 20
         assert chosen(busy.instances, View(filter="nobody")) == []
 
