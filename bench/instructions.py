@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BASELINE = Path(__file__).with_name("baseline.json")
 CALIBRATION = "calibration"
 TOLERANCE = 0.15
-OPERATIONS = 2000  # of each loop, at least
+OPERATIONS = 400  # of each loop, at least
 LIMIT_S = 300.0
 MARK = "getppid"  # a function of libc that nothing else calls: callgrind starts a new count whenever it is entered
 
