@@ -8,7 +8,7 @@ from coordinator.core.instance import Instance
 from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
-from coordinator.engines.health import alive
+from coordinator.engines.health import alive, takes_key
 from coordinator.engines.plain_call import pass_through, serve_alone
 
 HEALTH_PATH = "/health"
@@ -37,10 +37,11 @@ class HybridEngine:
         self._client.close_address(instance.address)
 
     async def probe(self, instance: Instance) -> str | None:
-        """Alive is whoever answers without a 5xx; the model's name is not asked for."""
+        """Alive is whoever answers without a 5xx and does not refuse a key of ours; its model does not matter."""
         deadline_s = time.monotonic() + self._context.health_timeout_s
         path = self._context.health_path or HEALTH_PATH
         await alive(self._client, instance, path, deadline_s)
+        await takes_key(self._client, instance, deadline_s)
         return None
 
     async def serve(self, request: Request, placement: Placement, out: Out) -> Outcome:

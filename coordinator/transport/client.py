@@ -9,13 +9,13 @@ from coordinator.core.instance import Address
 
 from .connect import Connector
 from .connection import Connection
-from .errors import TransportError
+from .errors import KEY_REFUSED, TransportError, key_refused
 from .peers import Peers
 from .pool import Pool
 from .reply import Reply, ReplySink
 from .request import Call, GivenHeaders, encode_call
 from .resolve import Resolver
-from .stream import SecondChance, Stream
+from .stream import SecondChance, Stream, WithKey
 from .unary import FutureReply
 
 MAX_REPLY_BYTES = 64 << 20
@@ -30,6 +30,8 @@ class HttpClient:
     the engine just as the request is written; unless `retry_stale` is off, the request is then sent once more, on a new
     connection, provided that no byte of a reply came. An engine that dies between reading a request and answering looks
     the same, so a request that must never run twice turns it off.
+
+    Where an address gets a key (`peers`), a reply of 401 or 403 is no reply but a failure, `key_refused`.
 
     Args:
         connect_s: limit for look-up, TCP connect and TLS handshake together; 0: none.
@@ -146,9 +148,12 @@ class HttpClient:
             TransportError: there is no connection; the sink was not called.
             ValueError: as `fetch`.
         """
-        head, rest = encode_call(method, target, address, headers, body, self.peers.of(address).key)
+        key = self.peers.of(address).key
+        head, rest = encode_call(method, target, address, headers, body, key)
         call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes)
         stream = Stream()
+        if key:
+            sink = WithKey(stream, sink, address)
         connection = self._pool.take(address)
         if connection is None:
             connection = await self._connect(address)
@@ -183,12 +188,15 @@ class HttpClient:
         if deadline_s != math.inf:
             timer = loop.call_later(max(0.0, deadline_s - self._clock()), connection.expire, claim)
         try:
-            return await future
+            reply = await future
         finally:
             if timer is not None:
                 timer.cancel()
             connection.abandon(claim)  # does nothing after a whole reply
             del future  # the error in it knows this frame, which would be a cycle
+        if reply.status in KEY_REFUSED and self.peers.of(connection.address).key:
+            raise key_refused(reply.status, connection.address.netloc)
+        return reply
 
     async def _connect(self, address: Address, deadline_s: float = math.inf) -> Connection:
         self._demand_open()

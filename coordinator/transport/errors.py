@@ -15,7 +15,9 @@ Reason = Literal[
     "bad_reply",
     "reply_too_large",
     "timeout",
+    "key_refused",
 ]
+KEY_REFUSED: Final = (401, 403)  # what an engine answers to credentials that it does not take (RFC 9110 §15.5)
 
 # We ran out of descriptors, ports or memory: no word about the other side.
 OUR_OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -65,3 +67,8 @@ def loss_error(error: Exception | None, where: str, *, unsent: bool) -> Transpor
     if isinstance(error, ssl.SSLError):
         return TransportError("tls_failed", f"{where}: {error}")
     return TransportError("reset", f"{where}: {error}", unsent=unsent)
+
+
+def key_refused(status: int, where: str) -> TransportError:
+    """What a status of `KEY_REFUSED` means where the credentials were ours: the client has no part in it."""
+    return TransportError("key_refused", f"{where}: status {status}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from coordinator.core.instance import Address
 
 from .connection import Connection
-from .errors import TransportError
+from .errors import KEY_REFUSED, TransportError, key_refused
 from .reader import ReplyReader
 from .reply import Headers, ReplySink
 from .request import Call
@@ -68,6 +68,44 @@ class Stream:
     def closed(self) -> bool:
         """Whether the caller has closed it."""
         return self._closed
+
+
+class WithKey:
+    """Sink of a request that carries a key of ours, until the reply's head: one that refuses the key is lost.
+
+    Args:
+        stream: the caller's hold.
+        sink: the caller's sink; it takes over with the head.
+        address: where to.
+    """
+
+    __slots__ = ("_address", "_sink", "_stream")
+
+    def __init__(self, stream: Stream, sink: ReplySink, address: Address) -> None:
+        self._stream = stream
+        self._sink = sink
+        self._address = address
+
+    def head(self, status: int, headers: Headers) -> None:
+        """Leave, or end the reply: what it says is not for the client."""
+        if status in KEY_REFUSED:
+            self._stream.close()
+            self._sink.lost(key_refused(status, self._address.netloc))
+        else:
+            self._stream.hand_over(self._sink)
+            self._sink.head(status, headers)
+
+    def data(self, data: bytes, now_s: float) -> None:
+        """Passed on, although no data comes before the head."""
+        self._sink.data(data, now_s)
+
+    def end(self, now_s: float) -> None:
+        """Passed on, although no end comes before the head."""
+        self._sink.end(now_s)
+
+    def lost(self, error: TransportError) -> None:
+        """Passed on."""
+        self._sink.lost(error)
 
 
 class SecondChance:

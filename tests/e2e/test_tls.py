@@ -8,6 +8,7 @@ import signal
 import ssl
 import subprocess
 import sys
+from functools import partial
 
 import openai
 import pytest
@@ -236,6 +237,45 @@ def test_engines_over_https_with_certificates_and_keys(start, authority, front, 
         assert "of-the-client" not in record
     assert key not in coordinator.log()
     assert key not in json.dumps(coordinator.manage("/v1/instances"))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "mindie"])
+def test_a_key_that_engines_do_not_take_is_no_fault_of_the_clients(start, tmp_path, engine):
+    """The key of p1 and d1 is wrong: others serve, until those are gone; then it is a 502 without engines' words."""
+    right, wrong = tmp_path / "right.key", tmp_path / "wrong.key"
+    right.write_text("engine-secret-1")
+    wrong.write_text("engine-secret-2")
+    options = [
+        {"role": role, "engine": engine, "timing": FAST, "faults": ["api_key=engine-secret-1"]}
+        for role in ("prefill", "prefill", "decode", "decode")
+    ]
+    instances = list(start.fleet(options).instances)
+    config = cluster_config(instances, {"each": {"engine": engine}})
+    config["auth"] = {"engine_key_file": str(wrong)}
+    config["retry"] = {"max_attempts": 3}
+    config["scheduling"] = {"policy": "round_robin"}
+    rows = {row["id"]: row for row in config["cluster"]["instances"]}
+    rows["p0"]["engine_key_file"] = rows["d0"]["engine_key_file"] = str(right)
+    coordinator = start.coordinator(config)
+    coordinator.wait_ready()
+    headers = {"Authorization": "Bearer of-the-client"}
+    for _ in range(6):
+        for dialect in (CHAT, CHAT_STREAM):
+            status, _, body = call(coordinator.port, dialect.path, dialect.body("Hello"), headers=headers)
+            assert status == 200, body
+    failures = partial(coordinator.metric, "pd_coordinator_engine_failures_total", reason="key_refused")
+    assert failures(instance="p1") > 0
+    assert failures(instance="p0") == failures(instance="d0") == 0
+    del rows["p0"]["engine_key_file"]
+    coordinator.write_config(config)
+    coordinator.signal(signal.SIGHUP)
+    until(lambda: coordinator.metric("pd_coordinator_config_reloads_total", result="ok") == 1, "it is read again")
+    for dialect in (CHAT, CHAT_STREAM):
+        status, _, body = call(coordinator.port, dialect.path, dialect.body("Hello"), headers=headers)
+        assert status == 502, body
+        assert b"engine_failed" in body
+        assert b"missing or wrong" not in body
+    assert coordinator.metric("pd_coordinator_requests_total", outcome="client_error") == 0
 
 
 async def test_an_engine_with_a_foreign_certificate_gets_nothing(start, authority, front, tmp_path):

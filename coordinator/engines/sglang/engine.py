@@ -10,7 +10,7 @@ from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, W
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
-from coordinator.engines.health import alive, told_model
+from coordinator.engines.health import alive, takes_key, told_model
 from coordinator.engines.plain_call import serve_alone
 from coordinator.engines.port_options import port_options
 from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts, Tell
@@ -70,7 +70,7 @@ class SglangEngine:
     async def probe(self, instance: Instance) -> str | None:
         """Alive is whoever answers `/health` without a 5xx; then the bootstrap port and the model's name are asked for.
 
-        Neither of these makes an instance ill.
+        Neither of these makes an instance ill, unless it refuses a key of ours.
         """
         deadline_s = time.monotonic() + self._context.health_timeout_s
         model = self._models.pop(instance.key, None)  # not to be relied on after a failed check
@@ -79,6 +79,8 @@ class SglangEngine:
             await self._ports.ask(instance, deadline_s)
         if instance.model is None and (model is None or model[1] <= time.monotonic()):
             model = (await told_model(self._client, instance, deadline_s), time.monotonic() + MODELS_EVERY_S)
+        elif instance.model is not None:
+            await takes_key(self._client, instance, deadline_s)
         if model is None:
             return None
         self._models[instance.key] = model

@@ -64,6 +64,8 @@ class EngineCalls:
         try:
             reply = await self._post(initiator.rpc, LINK, peer.as_peer())
         except TransportError as error:
+            if error.reason == "key_refused":
+                raise LinkError(f"{initiator.name} refuses the coordinator's key", reached=True) from error
             raise LinkError(f"{initiator.name} cannot be reached: {error.reason}", reached=False) from error
         if not _is_ok(reply):
             raise LinkError(f"{initiator.name} has no link to {peer.name}: it refused", reached=True)

@@ -3,11 +3,9 @@
 import time
 
 from coordinator.core.instance import Instance
+from coordinator.engines.health import told_model
 from coordinator.transport.client import HttpClient
-from coordinator.transport.errors import TransportError
-from coordinator.wire.models import first_model
 
-PATH = "/v1/models"
 EVERY_S = 30.0
 
 
@@ -31,14 +29,14 @@ class Models:
         self._known.pop(instance.key, None)
 
     async def of(self, instance: Instance, within_s: float) -> str | None:
-        """The name, asked for at most every half minute; an instance that does not tell it is no failure."""
+        """The name, asked for at most every half minute; an instance that does not tell it is no failure.
+
+        Raises:
+            EngineFailed: it refuses our key.
+        """
         now_s = time.monotonic()
         name, asked_s = self._known.get(instance.key, (None, -EVERY_S))
         if name is None or now_s - asked_s >= EVERY_S:
-            try:
-                reply = await self._client.fetch(instance.address, b"GET", PATH, (), deadline_s=now_s + within_s)
-            except TransportError:
-                return name
-            name = first_model(reply.body) or name if reply.status == 200 else name
+            name = await told_model(self._client, instance, now_s + within_s) or name
             self._known[instance.key] = (name, now_s)
         return name

@@ -225,6 +225,7 @@ def test_different_versions_of_one_engine():
         ),
         (EngineFailed(Side.DECODE, "d0", "new_reason"), "new reason", "logging.level debug"),
         (EngineRefused(401, "no"), "status 401: no", "engine_key_env"),
+        (EngineFailed(Side.DECODE, "d0", "key_refused", detail="e:1: status 401"), "key refused (e:1", "does not take"),
         (EngineRefused(404, "no"), "status 404: no", "this model"),
         (EngineRefused(422, "no"), "status 422: no", "refuses a plain"),
         (InternalError("x"), "internal error", "log"),

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from scripted_engine import Notes, chunked
+from scripted_engine import Notes, chunked, whole
 
 from coordinator.core.instance import Address
-from coordinator.transport import HttpClient, open_link
+from coordinator.transport import HttpClient, TransportError, open_link
 from coordinator.transport.peers import Peer, Peers
 from coordinator.transport.request import HeaderBlock, encode_call
 
@@ -52,3 +52,60 @@ async def test_calls_streams_and_links_carry_it(engine):
     for request in engine.requests:
         assert request.count(b"\r\nauthorization: Bearer k1\r\n") == 1
         assert b"of-the-client" not in request
+
+
+class TestRefused:
+    """Who sends credentials of its own is told apart where they are refused: it is nothing that the client did."""
+
+    @pytest.fixture
+    async def keyed(self):
+        client = HttpClient(connect_s=5, peers=Peers(Peer(key=b"k1")))
+        yield client
+        await client.aclose()
+        assert client.open_connections == 0
+
+    @pytest.mark.parametrize("status", [401, 403])
+    async def test_a_call(self, engine, keyed, status):
+        engine.script = lambda peer, request: peer.send(whole(b'{"error":"secret words"}', status=status))
+        with pytest.raises(TransportError) as caught:
+            await keyed.fetch(engine.address, b"GET", "/v1/models", CLIENTS, deadline_s=math.inf)
+        error = caught.value
+        assert (error.reason, error.connecting, error.unsent) == ("key_refused", False, False)
+        assert f"status {status}" in error.detail
+        assert "secret words" not in str(error)
+
+    @pytest.mark.parametrize("status", [401, 403])
+    @pytest.mark.parametrize("reused", [False, True])
+    async def test_a_stream(self, engine, keyed, status, reused):
+        if reused:
+            engine.script = lambda peer, request: peer.send(whole(b"warm"))
+            await keyed.fetch(engine.address, b"GET", "/", (), deadline_s=math.inf)
+            assert keyed.idle_connections == 1
+        engine.script = lambda peer, request: peer.send(whole(b'{"error":"secret words"}', status=status))
+        notes = Notes()
+        await keyed.open_stream(engine.address, b"POST", "/v1/x", CLIENTS, b"{}", sink=notes)
+        await notes.until(lambda: notes.over)
+        assert ([error.reason for error in notes.errors], notes.heads, notes.body) == (["key_refused"], [], b"")
+
+    async def test_other_answers_come_as_they_are(self, engine, keyed):
+        engine.script = lambda peer, request: peer.send(whole(b"no", status=404))
+        assert (await keyed.fetch(engine.address, b"GET", "/", (), deadline_s=math.inf)).status == 404
+        notes = Notes()
+        await keyed.open_stream(engine.address, b"POST", "/v1/x", (), b"{}", sink=notes)
+        await notes.until(lambda: notes.over)
+        assert (notes.heads[0][0], notes.body, notes.ends, notes.errors) == (404, b"no", 1, [])
+
+    async def test_a_stream_that_breaks_before_its_head_is_lost_for_that_reason(self, engine, keyed):
+        engine.script = lambda peer, request: peer.fin()
+        notes = Notes()
+        await keyed.open_stream(engine.address, b"POST", "/v1/x", (), b"{}", sink=notes)
+        await notes.until(lambda: notes.over)
+        assert ([error.reason for error in notes.errors], notes.heads) == (["closed"], [])
+
+    async def test_without_a_key_of_ours_the_answer_is_the_clients(self, engine, client):
+        engine.script = lambda peer, request: peer.send(whole(b"no", status=401))
+        assert (await client.fetch(engine.address, b"GET", "/", CLIENTS, deadline_s=math.inf)).status == 401
+        notes = Notes()
+        await client.open_stream(engine.address, b"POST", "/v1/x", CLIENTS, b"{}", sink=notes)
+        await notes.until(lambda: notes.over)
+        assert (notes.heads[0][0], notes.ends, notes.errors) == (401, 1, [])
