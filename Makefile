@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# the tests start some hundred processes, each of which would compile the whole program where this is set
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test test-real check bench format clean
 
