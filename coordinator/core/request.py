@@ -1,14 +1,15 @@
 """One client request, as far as routing, scheduling and engines need to know it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """What a body asks for: the part of it that is read.
 
     Attributes:
@@ -26,8 +27,7 @@ class Ask:
     max_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(Struct, frozen=True):
     """Absolute monotonic times (seconds); infinity where a deadline is off. Made once, on arrival, and passed on."""
 
     scheduled_s: float
@@ -36,8 +36,7 @@ class Deadlines:
     inter_token_s: float  # relative: the longest silence between two events of a stream
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """What an engine protocol has found out about a request before its placement.
 
     Attributes:
@@ -51,8 +50,7 @@ class Prepared:
     content: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """An inference request on its way to an engine.
 
     Attributes:

@@ -4,7 +4,9 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from coordinator.core.abilities import PreparingEngine
 from coordinator.core.errors import (

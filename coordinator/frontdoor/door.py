@@ -6,7 +6,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from coordinator.api.bodies import LONG_BYTES, Body, Walked, walk
 from coordinator.api.family import Family
@@ -22,7 +24,7 @@ from coordinator.core.errors import (
 )
 from coordinator.core.request import Deadlines, Headers, Request
 from coordinator.dispatch import Dispatcher
-from coordinator.frontdoor.headers import forwardable, request_id
+from coordinator.frontdoor.caller import Caller
 from coordinator.frontdoor.models import ModelNames
 from coordinator.frontdoor.own import OwnAnswers
 from coordinator.frontdoor.reading import BodyReader
@@ -227,7 +229,7 @@ class FrontDoor:
             path, body = family.renamed(path, body, model)
             ask = replace(ask, model=model)
         arrived_s, settings = exchange.arrived_s, self.settings
-        headers = forwardable(exchange.headers, credentials=not self.guard.on)
+        headers = Caller.of(exchange, credentials=not self.guard.on).headers
         request = Request(
             id=record.id,
             api=family.name,
@@ -277,7 +279,7 @@ class FrontDoor:
     # --- both
 
     def _record(self, exchange: Exchange, family: Family, key: Key | None = None) -> RequestRecord:
-        ident = request_id(exchange.headers) or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
+        ident = Caller.of(exchange, credentials=not self.guard.on).ident or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
         client = self.proxies.client(exchange.peer, exchange.headers)
         record = RequestRecord(ident, family.name, exchange.path, client, "" if key is None else key.name)
         if self.tracer is not None:

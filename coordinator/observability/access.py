@@ -8,7 +8,8 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from coordinator.core.errors import DeadlineExceeded, EngineFailed, Outcome, RequestError
 
@@ -29,8 +30,7 @@ _status = re.compile(r"status \d{3}").match
 _known = functools.lru_cache(4096)(quoted)
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct):
     """What is known of a request by its end; filled along its way.
 
     Attributes:
@@ -75,7 +75,7 @@ class RequestRecord:
     outcome: Outcome = Outcome.OK
     prefill: str | None = None
     decode: str | None = None
-    wire_ids: list[str] = field(default_factory=list)
+    wire_ids: list[str] = []  # each record gets its own
     attempts: int = 0
     recomputes: int = 0
     events: int = 0

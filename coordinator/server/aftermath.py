@@ -1,10 +1,13 @@
-"""What happens when the handler of a request has ended."""
+"""What happens when the handler of a request has ended, and the hard end of a connection."""
 
 import asyncio
+import socket
+import struct
 
 from coordinator.server.exchange import Exchange
 from coordinator.server.shared import Shared
 
+_RESET = struct.pack("ii", 1, 0)
 _JSON = ((b"Content-Type", b"application/json"),)
 _INTERNAL_ERROR = b'{"error":{"message":"internal error","type":"internal_error","param":null,"code":"internal_error"}}'
 
@@ -25,3 +28,11 @@ def conclude(shared: Shared, exchange: Exchange, task: asyncio.Task[None]) -> No
         exchange.break_off()
     else:
         exchange.respond(500, _JSON, _INTERNAL_ERROR)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close by a TCP reset, so that the kernel drops what the client did not take, too."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()

@@ -2,23 +2,20 @@
 
 import asyncio
 import math
-import socket
-import struct
 from functools import partial
 from typing import cast
 
 from coordinator.core.errors import RequestError
-from coordinator.server.aftermath import conclude
+from coordinator.server.aftermath import conclude, reset
 from coordinator.server.body import Expansion
 from coordinator.server.exchange import Exchange
+from coordinator.server.last_request import LastRequest
 from coordinator.server.reader import RequestReader
 from coordinator.server.shared import Shared
 
 _HIGH_WATER_BYTES = _MAX_AHEAD_BYTES = _MUCH_BYTES = 65536
 _LOW_WATER_BYTES = 16384
-_LINGER_S = 2.0
-_FLUSH_S = 10.0
-_RESET = struct.pack("ii", 1, 0)
+_LINGER_S, _FLUSH_S = 2.0, 10.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # What a connection does with bytes that come in: read a request, keep them for the time after the running request,
@@ -38,8 +35,8 @@ class ClientConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_congested", "_deaf_bytes_left", "_exchange", "_expansion", "_kept", "_paused", "_reader", "_shared", "_state",
-        "_task", "_unsent", "deadline_s", "peer", "transport",
+        "_congested", "_deaf_bytes_left", "_exchange", "_expansion", "_kept", "_last", "_paused", "_reader", "_shared",
+        "_state", "_task", "_unsent", "deadline_s", "peer", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -50,6 +47,7 @@ class ClientConnection(asyncio.Protocol):
         self._shared = shared
         self._state = _READING
         self._reader: RequestReader | None = None
+        self._last = LastRequest()
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._expansion: Expansion | None = None
@@ -117,6 +115,10 @@ class ClientConnection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         reader = self._reader
         if reader is None:
+            known = self._last.again(data, self._shared)
+            if known is not None:
+                self._read_whole(known, b"")
+                return
             data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: empty lines before a request line are ignored
             if not data:
                 return
@@ -126,8 +128,7 @@ class ClientConnection(asyncio.Protocol):
         if not reader.has_head:
             return
         now_s = self._shared.clock()
-        if not reader.arrived_s:
-            reader.arrived_s = now_s
+        reader.arrived_s = reader.arrived_s or now_s
         if not reader.complete:
             self.deadline_s = reader.due_s(now_s, len(data))
             if reader.wants_continue:
@@ -136,17 +137,23 @@ class ClientConnection(asyncio.Protocol):
             if len(data) >= _MUCH_BYTES or reader.behind:
                 self._rest()
             return
+        self._read_whole(reader, rest)
+
+    def _read_whole(self, request: RequestReader, rest: bytes) -> None:
         self._reader = None
         self.deadline_s = math.inf
-        self._state = _DEAF if reader.unread else _BUSY
+        self._state = _DEAF if request.unread else _BUSY
         if rest:
             self._keep(rest)
-        if (reader.coding is not None or reader.pieces is not None) and reader.refusal is None:
+        if (request.coding is not None or request.pieces is not None) and request.refusal is None:
             limit_bytes = self._shared.limits.max_body_bytes
-            self._expansion = Expansion(reader.coding, reader.take(), limit_bytes, partial(self._expanded, reader))
+            self._expansion = Expansion(request.coding, request.take(), limit_bytes, partial(self._begin, request))
             self._expansion.begin(self._shared.executor)
-        else:
-            self._begin(reader, reader.body, reader.refusal)
+            return
+        body, request.body = request.body, b""
+        if request.plain_head and request is not self._last.what:
+            self._last.keep(request)
+        self._begin(request, body, request.refusal)
 
     def _keep(self, data: bytes) -> None:
         """Keep what belongs to later requests; beyond a bound, TCP holds it back."""
@@ -192,13 +199,10 @@ class ClientConnection(asyncio.Protocol):
             kept, self._kept = self._kept, b""
             self._read(kept)
 
-    def _expanded(self, request: RequestReader, body: bytes, refusal: RequestError | None) -> None:
-        self._expansion = None
-        self._begin(request, body, refusal)
-
     # --- handling
 
     def _begin(self, request: RequestReader, body: bytes, refusal: RequestError | None) -> None:
+        self._expansion = None
         shared = self._shared
         exchange = self._exchange = Exchange(self, request, body, refusal)
         exchange.congested = self._congested
@@ -246,11 +250,8 @@ class ClientConnection(asyncio.Protocol):
     def reset(self) -> None:
         """Close by a TCP reset, so that the kernel drops what the client did not take, too."""
         self._exchange = self._task = None
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._close_state()
-        self.transport.abort()
+        reset(self.transport)
 
     # --- ending
 

@@ -65,9 +65,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunked", "_head_only", "_link", "_plain", "_reusable", "_transport", "arrived_s", "body", "congested",
-        "finished", "gone", "headers", "http_10", "method", "on_writable", "path", "peer", "query", "refusal",
-        "started", "target",
+        "_chunked", "_head_only", "_link", "_plain", "_request", "_reusable", "_transport", "arrived_s", "body",
+        "congested", "finished", "gone", "headers", "http_10", "method", "on_writable", "path", "peer", "query",
+        "refusal", "started", "target",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: RequestReader, body: bytes, refusal: RequestError | None) -> None:
@@ -75,7 +75,7 @@ class Exchange:
         self.target = request.target
         self.path = request.path
         self.query = request.query
-        self.headers = tuple(request.headers)
+        self.headers = request.headers
         self.body = body
         self.http_10 = request.http_10
         self.peer = link.peer
@@ -88,6 +88,19 @@ class Exchange:
         self._reusable = request.keep_alive and not request.unread
         self._head_only = request.method == "HEAD"
         self._chunked = self._plain = False
+        self._request = request
+
+    @property
+    def kept(self) -> object:
+        """What the handler has made of the head; the next request on the connection has it if its head is the same.
+
+        Its Content-Length may be another one.
+        """
+        return self._request.kept
+
+    @kept.setter
+    def kept(self, made: object) -> None:
+        self._request.kept = made
 
     def header(self, name: bytes) -> bytes | None:
         """First value of a header; `name` in lower case."""

@@ -15,6 +15,7 @@ Gate = Callable[[str, str, Headers], None]
 """Refuses a request by its method, path and headers, before its body is read: raises RequestError."""
 
 _JUDGED = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"))
+_PLAIN = frozenset((b"host", b"content-length"))
 _NOTHING: list[bytes] = []
 _NO_VERSION = "0.0"
 _MAX_LENGTH_DIGITS = 19
@@ -30,6 +31,9 @@ class RequestReader:
         complete: the request is there, or is refused; nothing more may be fed.
         has_head: the head is there; `method` and what follows hold.
         refusal: what is wrong with it, or None. `method` and `path` are empty if it did not get that far.
+        plain_head: the head as it came, if nothing in it matters to the reading of a request but its Content-Length:
+            another request with this head is read alike. Else empty.
+        kept: see `Exchange.kept`.
         unread: a refused request's rest was not read, so the connection cannot carry another one.
         wants_continue: the client waits for `100 Continue` before it sends the body.
         body: as it came; empty where it is so long that it is left in pieces.
@@ -39,16 +43,17 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_chunked", "_fed_bytes", "_gate", "_head_bytes", "_left", "_limits", "_parser", "_plain", "_tail", "_url",
-        "arrived_s", "body", "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "method", "path",
-        "pieces", "query", "refusal", "target", "unread", "wants_continue",
+        "_chunked", "_fed_bytes", "_gate", "_head_bytes", "_headers", "_left", "_limits", "_parser", "_plain", "_tail",
+        "_url", "arrived_s", "body", "coding", "complete", "has_head", "headers", "http_10", "keep_alive", "kept",
+        "method", "path", "pieces", "plain_head", "query", "refusal", "target", "unread", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits, gate: Gate | None = None) -> None:
         """Args: `gate`: asked about requests whose body is still to come."""
         self.method = self.target = self.path = self.query = ""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.body = b""
+        self.headers: Headers = ()
+        self.body = self.plain_head = b""
+        self.kept: object = None
         self.pieces: Pieces | None = None
         self.refusal: RequestError | None = None
         self.coding: str | None = None
@@ -57,6 +62,7 @@ class RequestReader:
         self._limits = limits
         self._gate = gate
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
         self._url = self._tail = b""
         self._head_bytes = self._left = self._fed_bytes = 0
         self._chunked: ChunkedBody | None = None
@@ -119,9 +125,10 @@ class RequestReader:
         try:
             if not self.has_head:
                 raise BadRequest("the request is not valid HTTP/1.1", detail="llhttp sees no end of the head")
-            self._judge(version)
+            if self._judge(version) and len(piece) == self._head_bytes:
+                self.plain_head = piece
             if self._gate is not None and not self.complete:
-                self._gate(self.method, self.path, tuple(self.headers))
+                self._gate(self.method, self.path, self.headers)
         except RequestError as error:
             self.has_head = True
             self._refuse(error)
@@ -134,7 +141,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by llhttp."""
-        self.headers.append((name.lower(), value.rstrip(b" \t")))
+        self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """Called by llhttp at the end of the head, the only moment at which it tells keep-alive."""
@@ -145,6 +152,7 @@ class RequestReader:
         self.has_head = True
 
     def _read_line(self, parser: httptools.HttpRequestParser) -> None:
+        self.headers = tuple(self._headers)
         self.method = parser.get_method().decode("ascii")
         self.target = target = self._url.decode("latin-1")
         if target[:1] != "/" and "://" in target:
@@ -162,10 +170,15 @@ class RequestReader:
         self.refusal = error
         self.complete = self.unread = True
         self.wants_continue = False
+        self.plain_head = b""
         self._chunked = self._plain = None
 
-    def _judge(self, version: str) -> None:
-        """Decide how the body is framed (RFC 9112 §6.3) and whether the request is acceptable so far."""
+    def _judge(self, version: str) -> bool:
+        """Decide how the body is framed (RFC 9112 §6.3) and whether the request is acceptable so far.
+
+        Returns:
+            Whether its Content-Length is all that matters to that.
+        """
         found: dict[bytes, list[bytes]] = {}
         for name, value in self.headers:
             if name in _JUDGED:
@@ -187,6 +200,7 @@ class RequestReader:
             self._left = self._length(lengths) if lengths else 0
             self.complete = not self._left
         self._judge_wishes(found)
+        return found.keys() <= _PLAIN
 
     def _expect_chunks(self, codings: list[bytes], lengths: list[bytes]) -> None:
         if lengths:  # llhttp refuses it as well, but request smuggling must not hang on a setting of a library

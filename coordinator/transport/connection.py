@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from coordinator.core.instance import Address
+from coordinator.wire.head_memory import HeadMemory
 
 from .errors import TransportError, loss_error
-from .reader import ReplyReader
+from .reader import Known, ReplyReader
 from .reply import ReplySink
 from .request import Call
 
@@ -48,6 +49,7 @@ class Connection(asyncio.Protocol):
         "_clock",
         "_home",
         "_keep",
+        "_last",
         "_paused",
         "_reader",
         "_reused",
@@ -63,6 +65,7 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._home = home
         self._clock = clock
+        self._last: HeadMemory[Known] = HeadMemory()
         self._transport: asyncio.Transport | None = None
         self._reader: ReplyReader | None = None
         self._keep = False
@@ -91,7 +94,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise TransportError("closed", f"{self.address.netloc}: closed before the request", unsent=True)
-        self._reader = ReplyReader(sink, bodiless=call.bodiless, max_head_bytes=call.max_head_bytes)
+        self._reader = ReplyReader(sink, bodiless=call.bodiless, max_head_bytes=call.max_head_bytes, last=self._last)
         self._keep = call.keep
         self._sent_s = self._clock()
         transport.write(call.head)

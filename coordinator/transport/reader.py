@@ -1,6 +1,10 @@
 """Reads one reply: bytes in, calls on a sink out; knows no socket."""
 
+from typing import NamedTuple
+
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from coordinator.wire.head_memory import HeadMemory
 
 from .errors import TransportError
 from .expand import IDENTITY, Expander, ExpansionError
@@ -11,8 +15,20 @@ SWITCHING = 101
 NO_BODY = (204, 304)
 
 
+class Known(NamedTuple):
+    """What a connection knows of the head of its last reply."""
+
+    status: int
+    keeps_open: bool
+
+
 class ReplyReader:
     """The reply to one request, while it is read. `end` and `lost` of the sink are the caller's to call.
+
+    A head that is known, and the body behind it, are read without a parser.
+
+    Args:
+        last: the connection's memory of heads; None: it has none.
 
     Attributes:
         sink: where the reply goes; another may take over between two calls. None: what still comes is dropped.
@@ -28,9 +44,12 @@ class ReplyReader:
         "_bodiless",
         "_expander",
         "_headers",
+        "_last",
+        "_left",
         "_max_head_bytes",
         "_now_s",
         "_parser",
+        "_plain",
         "_quiet_bytes",
         "_status",
         "complete",
@@ -42,7 +61,9 @@ class ReplyReader:
         "untouched",
     )
 
-    def __init__(self, sink: ReplySink, *, bodiless: bool, max_head_bytes: int) -> None:
+    def __init__(
+        self, sink: ReplySink, *, bodiless: bool, max_head_bytes: int, last: HeadMemory[Known] | None = None
+    ) -> None:
         self.sink: ReplySink | None = sink
         self.fault: TransportError | None = None
         self.complete = False
@@ -52,7 +73,10 @@ class ReplyReader:
         self.untouched = True
         self._bodiless = bodiless
         self._max_head_bytes = max_head_bytes
-        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._last = last
+        self._left = -1  # bytes of a body behind a known head; below 0: the parser reads
+        self._plain = False
+        self._parser: HttpResponseParser | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._status = 0  # 0 until the final reply's head is complete
         self._quiet_bytes = 0  # read since the last body byte: the head, or trailers and the like
@@ -70,12 +94,27 @@ class ReplyReader:
         Returns:
             What the sink raised, if it did: a fault of ours that the log must show; `fault` is set as well.
         """
-        assert self._parser is not None
-        self.untouched = False
         self._now_s = now_s
+        if not self.untouched:
+            return self._parse(data) if self._left < 0 else self._feed_plain(data)
+        self.untouched = False
+        last = self._last
+        at = -1 if last is None or self._bodiless else last.find(data)
+        if last is not None and 0 <= at <= self._max_head_bytes:
+            return self._feed_known(last, data, at)
+        self._parser = HttpResponseParser(self)
+        raised = self._parse(data)
+        if last is not None and self._plain and data[9:12] == b"%d" % self._status:  # not behind an interim head
+            end = data.find(b"\r\n\r\n") + 4
+            last.learn(data[:end], tuple(self._headers), Known(self._status, self.keeps_open), dated=True)
+        return raised
+
+    def _parse(self, data: bytes) -> BaseException | None:
+        parser = self._parser
+        assert parser is not None
         self._quiet_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except HttpParserCallbackError as error:
             self._fail("the reply's sink failed")
             return error.__context__ or error
@@ -85,6 +124,33 @@ class ReplyReader:
                 self._fail(f"not HTTP: {error}")
         if self._quiet_bytes > self._max_head_bytes and not self.complete:
             self._fail("head or trailers too long")
+        return None
+
+    def _feed_known(self, last: HeadMemory[Known], data: bytes, at: int) -> BaseException | None:
+        assert last.what is not None
+        assert self.sink is not None
+        self._status, self.keeps_open = last.what
+        self._left = last.length
+        try:
+            self.sink.head(self._status, last.headers)
+        except Exception as error:  # noqa: BLE001  # whatever it is: the caller says so
+            self._fail("the reply's sink failed")
+            return error
+        return self._feed_plain(data[at:])
+
+    def _feed_plain(self, data: bytes) -> BaseException | None:
+        left = self._left - len(data)
+        if left < 0:
+            self.in_step = False
+            data = data[:left]
+        self._left = max(left, 0)
+        if data and self.sink is not None:
+            try:
+                self.sink.data(data, self._now_s)
+            except Exception as error:  # noqa: BLE001  # as above
+                self._fail("the reply's sink failed")
+                return error
+        self.complete = left <= 0
         return None
 
     def close(self) -> None:
@@ -162,17 +228,20 @@ class ReplyReader:
     def _body_readable(self) -> bool:
         """Find out how the body is framed and encoded (RFC 9112 §6.3)."""
         bodiless = framed = self._bodiless or self._status in NO_BODY
+        measured = coded = False
         encoding = b""
         for name, value in self._headers:
             if name == b"content-length":
-                framed = True
+                framed = measured = True
             elif name == b"transfer-encoding":
-                framed = True
+                framed = coded = True
                 if value.lower() != b"chunked":
                     self._fail("unknown transfer coding")
             elif name == b"content-encoding":
+                coded = True
                 encoding = b"nested" if encoding else value.lower()
         self.until_close = not framed
+        self._plain = measured and not (coded or bodiless)
         if encoding not in IDENTITY and not bodiless and self.fault is None:
             self._start_expanding(encoding)
         return self.fault is None

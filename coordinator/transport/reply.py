@@ -1,15 +1,15 @@
 """What comes back from an engine: whole, or piece by piece into a sink."""
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from .errors import TransportError
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """A whole reply.
 
     Attributes:

@@ -4,12 +4,11 @@ A value of a field is `msgspec.Raw`, a view into the text: large integers, nulls
 fields travel on as they were written, and a prompt of 100 kB is never built.
 """
 
-from dataclasses import dataclass, field
-from dataclasses import fields as dataclass_fields
 from typing import Self, TypeVar
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import asdict
 
 from coordinator.core.request import Request
 
@@ -39,8 +38,7 @@ def read_fields(text: bytes | Raw) -> Fields:
         raise ValueError(f"not a JSON object that can be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedRequest(Request):
+class IndexedRequest(Request, frozen=True):
     """A request with a long body that was walked when it came.
 
     Attributes:
@@ -49,13 +47,12 @@ class IndexedRequest(Request):
     """
 
     walked: bytes = b""
-    spans: Spans = field(default_factory=dict, hash=False)
+    spans: Spans = {}  # noqa: RUF012  # msgspec makes each its own
 
     @classmethod
     def of(cls, request: Request, spans: Spans) -> Self:
         """The same request with the index of its body."""
-        given = {one.name: getattr(request, one.name) for one in dataclass_fields(Request)}
-        return cls(**given, walked=request.body, spans=spans)
+        return cls(**asdict(request), walked=request.body, spans=spans)
 
 
 def request_fields(request: Request) -> Fields:

@@ -3,11 +3,10 @@
 Sources: vLLM protocol page §0 (clamp), §1.1-§1.4 (bodies).
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from .json_edit import Fields, given, is_true, items, number, object_fields, text, write_fields
 
@@ -40,8 +39,7 @@ class EngineSaid(ValueError):
     """A 200 whose body is an error of the engine; the text is the engine's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(Struct, frozen=True):
     """What prefill's answer holds for decode and for the client.
 
     Attributes:

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from client_side import Client
 from engine_world import BY_NAME, Watcher, context, held, instance, request, scheduler, until
+from msgspec.structs import replace
 from pair_on_simulators import Members, World
 
 from coordinator.core.instance import Address

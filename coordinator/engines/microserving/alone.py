@@ -2,7 +2,8 @@
 
 import math
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from coordinator.core.errors import EngineFailed
 from coordinator.core.instance import Instance

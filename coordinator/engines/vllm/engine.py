@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from coordinator.config.errors import OptionError
 from coordinator.core.errors import BadRequest, EngineFailed, Side

@@ -44,7 +44,7 @@ class TestToPrefill:
         assert (await world.sent()).header("d-target") == "127.0.0.1;7001"
 
     async def test_the_query_travels(self, world):
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         world.serve(replace(request(), query="a=1&b"))
         assert (await world.sent()).target == CHAT + "?a=1&b"

@@ -1,9 +1,9 @@
 """Measures of requests and of fullness."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.instance import Capacity
 from coordinator.core.request import Ask

@@ -1,13 +1,13 @@
 """The policies of xLLM: what is in caches, what profiles promise."""
 
 import struct
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.core.abilities import News
 from coordinator.core.instance import Address, Instance, Role

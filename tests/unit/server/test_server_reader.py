@@ -62,13 +62,13 @@ def test_a_request_is_the_same_however_it_is_cut(name):
 def test_what_is_read():
     reader, _ = read(post(b"hello", "X-Empty:", "X-Two: 1", "X-Two: 2 ", target="/v1/x?a=/b?c"))
     assert (reader.method, reader.target, reader.path, reader.query) == ("POST", "/v1/x?a=/b?c", "/v1/x", "a=/b?c")
-    assert reader.headers == [
+    assert reader.headers == (
         (b"host", b"a"),
         (b"content-length", b"5"),
         (b"x-empty", b""),
         (b"x-two", b"1"),
         (b"x-two", b"2"),
-    ]
+    )
     assert reader.body == b"hello"
     assert reader.keep_alive
     assert not reader.http_10

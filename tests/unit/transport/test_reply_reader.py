@@ -1,12 +1,14 @@
 import gzip
 import zlib
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import Notes, chunked, whole
 
-from coordinator.transport.reader import ReplyReader
+from coordinator.transport.reader import Known, ReplyReader
+from coordinator.wire.head_memory import HeadMemory
 
 TEXT = 'data: {"text":"你好🌍"}\n\n'.encode()
 PACKED = gzip.compress(TEXT, mtime=0)
@@ -255,3 +257,124 @@ class TestSink:
         reader = ReplyReader(notes, bodiless=False, max_head_bytes=1000)
         reader.feed(whole(gzip.compress(bytes(3 << 20)), extra=b"content-encoding: gzip\r\n"), 0.0)
         assert len(notes.pieces) == 1
+
+
+class TestKnownHeads:
+    DATE = b"Date: Mon, 30 Nov 2026 02:40:05 GMT\r\n"
+    FIRST = whole(b"hello", extra=DATE + b"X-A: 1\r\n")
+
+    @staticmethod
+    def outcome(reader, notes):
+        fault = None if reader.fault is None else reader.fault.reason
+        return (
+            fault, reader.complete, reader.in_step, reader.keeps_open, reader.until_close, notes.heads, notes.body,
+        )  # fmt: skip
+
+    @staticmethod
+    def feed(data, last, step=None, **options):
+        notes = Notes()
+        options = {"bodiless": False, "max_head_bytes": 65536, **options}
+        reader = ReplyReader(notes, last=last, **options)
+        step = step or len(data)
+        for at in range(0, len(data), step):
+            reader.feed(data[at : at + step], 0.0)
+            if reader.fault is not None or reader.complete:
+                break
+        reader.close()
+        return reader, notes
+
+    def both(self, second, step=None, **options):
+        """The outcome of a reply behind `FIRST`, having made sure that it is the same without a memory."""
+        last = HeadMemory()
+        self.feed(self.FIRST, last)
+        assert last.what == Known(200, keeps_open=True)
+        known, fresh = (self.outcome(*self.feed(second, memory, step, **options)) for memory in (last, None))
+        assert known == fresh
+        return known
+
+    FOLLOWERS: ClassVar = {
+        "same": FIRST,
+        "longer": whole(b"hello, you", extra=DATE + b"X-A: 1\r\n"),
+        "empty": whole(b"", extra=DATE + b"X-A: 1\r\n"),
+        "later": FIRST.replace(b":05", b":59"),
+        "cut": FIRST[:-2],
+        "head alone": FIRST[:-5],
+        "half a head": FIRST[:30],
+        "more than said": FIRST + b"x",
+        "two": FIRST + FIRST,
+        "chunked": chunked(b"a", b"b"),
+        "error": FIRST.replace(b"200 OK", b"500 No"),
+        "close": whole(b"hello", extra=DATE + b"X-A: 1\r\nConnection: close\r\n"),
+        "interim": b"HTTP/1.1 100 Continue\r\n\r\n" + FIRST,
+        "gzip": whole(PACKED, extra=b"content-encoding: gzip\r\n"),
+        "two lengths": FIRST.replace(b"X-A: 1", b"Content-Length: 5"),
+        "folded date": FIRST.replace(b" GMT", b"\nX: "),
+    }
+
+    @pytest.mark.parametrize("name", FOLLOWERS)
+    def test_the_next_reply_is_read_as_without_memory(self, name):
+        reply = self.FOLLOWERS[name]
+        for step in range(1, len(reply) + 1):
+            self.both(reply, step)
+
+    def test_a_head_that_is_known_is_found_without_a_parser(self, monkeypatch):
+        last = HeadMemory()
+        self.feed(self.FIRST, last)
+        monkeypatch.setattr("coordinator.transport.reader.HttpResponseParser", None)
+        for name in ("same", "longer", "empty", "later", "cut", "head alone", "more than said"):
+            self.feed(self.FOLLOWERS[name], last)
+
+    @given(st.data())
+    def test_whatever_byte_differs(self, data):
+        at = data.draw(st.integers(0, len(self.FIRST) - 1))
+        byte = data.draw(st.one_of(st.sampled_from(b"0123456789\r\n\0\t :aA"), st.integers(0, 255)))
+        self.both(self.FIRST[:at] + bytes([byte]) + self.FIRST[at + 1 :])
+
+    def test_what_the_request_says_counts_as_well(self):
+        assert self.both(self.FIRST[:-5], bodiless=True)[1]
+        assert self.both(self.FIRST, max_head_bytes=len(self.FIRST) - 6)
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            REPLIES["chunked"][0],
+            REPLIES["gzip"][0],
+            REPLIES["identity"][0],
+            REPLIES["not modified"][0],
+            REPLIES["interim first"][0],
+            b"HTTP/1.1 200 OK\r\n\r\n",
+        ],
+    )
+    def test_other_replies_are_not_remembered(self, reply):
+        last = HeadMemory()
+        self.feed(reply, last)
+        assert last.what is None
+
+    def test_fault_of_the_sink_is_handed_to_the_caller(self):
+        class BrokenHead(Notes):
+            def head(self, status, headers):
+                raise ZeroDivisionError
+
+        class BrokenData(Notes):
+            def data(self, data, now_s):
+                raise ZeroDivisionError
+
+        for sink in (BrokenHead(), BrokenData()):
+            last = HeadMemory()
+            self.feed(self.FIRST, last)
+            reader = ReplyReader(sink, bodiless=False, max_head_bytes=1000, last=last)
+            assert isinstance(reader.feed(self.FIRST, 0.0), ZeroDivisionError)
+            assert reader.fault.reason == "bad_reply"
+            assert not reader.complete
+
+    def test_released_at_the_head_nothing_more_is_called(self):
+        class Leaver(Notes):
+            def head(self, status, headers):
+                super().head(status, headers)
+                reader.release()
+
+        last, notes = HeadMemory(), Leaver()
+        self.feed(self.FIRST, last)
+        reader = ReplyReader(notes, bodiless=False, max_head_bytes=1000, last=last)
+        assert reader.feed(self.FIRST, 0.0) is None
+        assert (len(notes.heads), notes.body) == (1, b"")
