@@ -8,8 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-
-from msgspec import Struct
+from dataclasses import dataclass, field
 
 from coordinator.core.errors import DeadlineExceeded, EngineFailed, Outcome, RequestError
 
@@ -30,7 +29,8 @@ _status = re.compile(r"status \d{3}").match
 _known = functools.lru_cache(4096)(quoted)
 
 
-class RequestRecord(Struct):
+@dataclass(slots=True)
+class RequestRecord:
     """What is known of a request by its end; filled along its way.
 
     Attributes:
@@ -75,7 +75,7 @@ class RequestRecord(Struct):
     outcome: Outcome = Outcome.OK
     prefill: str | None = None
     decode: str | None = None
-    wire_ids: list[str] = []  # each record gets its own
+    wire_ids: list[str] = field(default_factory=list)
     attempts: int = 0
     recomputes: int = 0
     events: int = 0

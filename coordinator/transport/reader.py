@@ -95,26 +95,11 @@ class ReplyReader:
             What the sink raised, if it did: a fault of ours that the log must show; `fault` is set as well.
         """
         self._now_s = now_s
-        if not self.untouched:
-            return self._parse(data) if self._left < 0 else self._feed_plain(data)
-        self.untouched = False
-        last = self._last
-        at = -1 if last is None or self._bodiless else last.find(data)
-        if last is not None and 0 <= at <= self._max_head_bytes:
-            return self._feed_known(last, data, at)
-        self._parser = HttpResponseParser(self)
-        raised = self._parse(data)
-        if last is not None and self._plain and data[9:12] == b"%d" % self._status:  # not behind an interim head
-            end = data.find(b"\r\n\r\n") + 4
-            last.learn(data[:end], tuple(self._headers), Known(self._status, self.keeps_open), dated=True)
-        return raised
-
-    def _parse(self, data: bytes) -> BaseException | None:
-        parser = self._parser
-        assert parser is not None
+        if self._parser is None:
+            return self._feed_plain(data) if self._left >= 0 else self._feed_first(data)
         self._quiet_bytes += len(data)
         try:
-            parser.feed_data(data)
+            self._parser.feed_data(data)
         except HttpParserCallbackError as error:
             self._fail("the reply's sink failed")
             return error.__context__ or error
@@ -125,6 +110,19 @@ class ReplyReader:
         if self._quiet_bytes > self._max_head_bytes and not self.complete:
             self._fail("head or trailers too long")
         return None
+
+    def _feed_first(self, data: bytes) -> BaseException | None:
+        self.untouched = False
+        last = self._last
+        at = -1 if last is None or self._bodiless else last.find(data)
+        if last is not None and 0 <= at <= self._max_head_bytes:
+            return self._feed_known(last, data, at)
+        self._parser = HttpResponseParser(self)
+        raised = self.feed(data, self._now_s)
+        if last is not None and self._plain and data[9:12] == b"%d" % self._status:  # not behind an interim head
+            end = data.find(b"\r\n\r\n") + 4
+            last.learn(data[:end], tuple(self._headers), Known(self._status, self.keeps_open), dated=True)
+        return raised
 
     def _feed_known(self, last: HeadMemory[Known], data: bytes, at: int) -> BaseException | None:
         assert last.what is not None

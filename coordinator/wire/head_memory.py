@@ -24,7 +24,7 @@ class HeadMemory(Generic[What]):
     Attributes:
         what: what the reader of the head wants to have with it; None: no head is known.
         headers: of the head that was found last, names in lower case, values as they came.
-        length: its Content-Length in bytes.
+        length: its Content-Length in bytes; 0 where it has none.
     """
 
     __slots__ = ("_head", "_holes", "_lessons", "_start", "headers", "length", "what")
@@ -63,7 +63,7 @@ class HeadMemory(Generic[What]):
         return at
 
     def learn(self, head: bytes, headers: Headers, what: What, *, dated: bool = False) -> None:
-        """Know this head from here on, if it says its body's length and its kind is not a new one each time.
+        """Know this head from here on, unless each is another one.
 
         Args:
             head: its bytes, the empty line included.
@@ -72,22 +72,22 @@ class HeadMemory(Generic[What]):
             dated: whether the value of `Date` may differ.
         """
         self.what, self._head = None, b""
-        if self._lessons >= MAX_LESSONS:
+        lengths = [value for name, value in headers if name == LENGTH]
+        if self._lessons >= MAX_LESSONS or len(lengths) > 1 or not all(map(_NUMBER.fullmatch, lengths)):
             return
         self._lessons += 1
         values = _values(head, headers, (LENGTH, DATE) if dated else (LENGTH,))
-        if not any(headers[index][0] == LENGTH for _, _, index in values):
-            return
-        self._start = head[: values[0][0]]
-        nexts = [start for start, _, _ in values[1:]] + [len(head)]
-        self._holes = tuple((index, head[end:until]) for (_, end, index), until in zip(values, nexts, strict=True))
+        borders = [start for start, _, _ in values] + [len(head)]
+        self._start = head[: borders[0]]
+        pieces = zip(values, borders[1:], strict=True)
+        self._holes = tuple((index, head[end:until]) for (_, end, index), until in pieces)
         self._take(head, headers)
         self.what = what
 
     def _take(self, head: bytes, headers: Headers) -> None:
         self._head = head
         self.headers = headers
-        self.length = next(int(value) for name, value in headers if name == LENGTH)
+        self.length = next((int(value) for name, value in headers if name == LENGTH), 0)
 
 
 def _values(head: bytes, headers: Headers, names: tuple[bytes, ...]) -> list[tuple[int, int, int]]:

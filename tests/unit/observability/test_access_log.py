@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 import io
 import json
@@ -6,7 +7,6 @@ import re
 import shlex
 
 import pytest
-from msgspec import structs
 
 from coordinator.core.errors import DeadlineExceeded, EngineFailed, EngineRefused, InternalError, Outcome, Side
 from coordinator.observability.access import AccessLog, RequestRecord
@@ -34,7 +34,7 @@ def a_record(**changes):
         ttft_s=0.0412,
         duration_s=0.812,
     )
-    return structs.replace(record, **changes)
+    return dataclasses.replace(record, **changes)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_query_is_not_logged(log, stream, as_json):
 def test_a_record_has_no_place_for_what_must_not_be_logged():
     parameters = inspect.signature(AccessLog.finished).parameters
     assert [p.annotation for p in parameters.values()][1:] == [RequestRecord]
-    for field in structs.fields(RequestRecord):
+    for field in dataclasses.fields(RequestRecord):
         assert not re.search(r"bytes(?!_)|object|Any|Request\b|dict|headers|body", f"{field.type}"), field.name
     with pytest.raises(AttributeError):
         a_record().prompt = SECRET
