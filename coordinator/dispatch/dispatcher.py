@@ -23,7 +23,7 @@ from coordinator.core.errors import (
 from coordinator.core.ports import Answer, Completed, EngineProtocol, Members, Outcome, Resume
 from coordinator.core.request import Request
 from coordinator.dispatch.flight import Flight, Watch
-from coordinator.dispatch.timing import attempt_of, note_stages, split_first_token, time_stages
+from coordinator.dispatch.timing import note_attempt
 from coordinator.dispatch.waits import Waits
 from coordinator.observability.access import RequestRecord
 from coordinator.observability.metrics import Metrics
@@ -195,12 +195,12 @@ class Dispatcher:
         record.prefill, record.decode = lease.prefill.id, lease.decode.id
         if record.queue_s is None:
             record.queue_s = lease.placed_s - request.arrived_s
+            self._metrics.stages.queue.observe(record.queue_s)
         return lease
 
     async def _attempt(self, flight: Flight, lease: Lease) -> Outcome:
         flight.lease = lease
         lease.mover = lambda failure: self._move_decode(flight, failure)
-        first = flight.record.attempts == 1
         engine = self._engines[lease.prefill.engine]
         failure: EngineFailed | None = None
         try:
@@ -218,16 +218,7 @@ class Dispatcher:
             raise
         finally:
             flight.lease = None
-            flight.record.wire_ids.extend(lease.wire_ids)
-            flight.record.prefill, flight.record.decode = lease.prefill.id, lease.decode.id  # an engine may choose
-            if first:
-                self._metrics.stages.queue.observe(lease.placed_s - flight.request.arrived_s)
-            time_stages(self._metrics.stages, lease)
-            note_stages(flight.record, lease)
-            if flight.record.ttft_s is not None and flight.request.ask.stream and not flight.split:
-                split_first_token(self._metrics, flight, lease)
-            if flight.record.trace is not None:
-                flight.record.trace.attempts.append(attempt_of(lease, failure))
+            note_attempt(self._metrics, flight, lease, failure)
             del failure  # its traceback knows this frame
         self._cluster.credit(lease.prefill)
         if lease.decode is not lease.prefill and isinstance(outcome, Completed):

@@ -8,36 +8,44 @@ from coordinator.observability.trace import Attempt
 from coordinator.scheduler import Lease
 
 
-def time_stages(stages: StageMetrics, lease: Lease) -> None:
-    """Time what an attempt that has ended has been through."""
-    sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
-    if sent_s is not None and prefilled_s is not None:
-        stages.prefill.observe(prefilled_s - sent_s)
-        if decoding_s is not None:
-            stages.handoff.observe(max(0.0, decoding_s - prefilled_s))
-    if decoding_s is not None and lease.ended_s is not None:
-        stages.decode.observe(max(0.0, lease.ended_s - decoding_s))
+def note_attempt(metrics: Metrics, flight: Flight, lease: Lease, failure: EngineFailed | None) -> None:
+    """Leave what an attempt that has ended has been through with the request and in the metrics."""
+    record = flight.record
+    record.wire_ids.extend(lease.wire_ids)
+    record.prefill, record.decode = lease.prefill.id, lease.decode.id  # an engine may choose
+    _time_stages(metrics.stages, record, lease)
+    if record.ttft_s is not None and flight.request.ask.stream and not flight.split:
+        _split_first_token(metrics, flight, lease)
+    if record.trace is not None:
+        record.trace.attempts.append(_attempt_of(lease, failure))
 
 
-def note_stages(record: RequestRecord, lease: Lease) -> None:
-    """Leave in a request's record how long its last attempt was in each stage, the one that the end cut short included.
+def _time_stages(stages: StageMetrics, record: RequestRecord, lease: Lease) -> None:
+    """Time the stages of a request's last attempt.
 
-    A stage that it did not come to stays without a time, and so does prefill where decode serves alone.
+    The record gets the one that the end cut short, too; histograms are of whole stages. A stage that it did not come to
+    stays without a time, and so does prefill where decode serves alone.
     """
-    sent_s, prefilled_s, decoding_s = lease.sent_s, lease.prefilled_s, lease.decoding_s
-    until_s = lease.placed_s if lease.ended_s is None else lease.ended_s
+    sent_s, prefilled_s, decoding_s, ended_s = lease.sent_s, lease.prefilled_s, lease.decoding_s, lease.ended_s
+    until_s = lease.placed_s if ended_s is None else ended_s
     record.prefill_s = record.handoff_s = record.decode_s = None
     if decoding_s is not None:
         record.decode_s = max(0.0, until_s - decoding_s)
         until_s = decoding_s
+        if ended_s is not None:
+            stages.decode.observe(record.decode_s)
     if prefilled_s is not None:
         record.handoff_s = max(0.0, until_s - prefilled_s)
         until_s = prefilled_s
+        if sent_s is not None and decoding_s is not None:
+            stages.handoff.observe(record.handoff_s)
     if sent_s is not None:
         record.prefill_s = max(0.0, until_s - sent_s)
+        if prefilled_s is not None:
+            stages.prefill.observe(record.prefill_s)
 
 
-def split_first_token(metrics: Metrics, flight: Flight, lease: Lease) -> None:
+def _split_first_token(metrics: Metrics, flight: Flight, lease: Lease) -> None:
     """Divide a stream's time to first token among the stages and instances that it was spent at.
 
     To be called once, after the attempt whose token was the first; the parts are the whole time, without a gap. Where
@@ -59,7 +67,7 @@ def split_first_token(metrics: Metrics, flight: Flight, lease: Lease) -> None:
     timed("handoff", decode.id).observe(first_s - prefilled_s)
 
 
-def attempt_of(lease: Lease, failure: EngineFailed | None) -> Attempt:
+def _attempt_of(lease: Lease, failure: EngineFailed | None) -> Attempt:
     """What a trace keeps of an attempt that has ended, and of its failure where an instance has failed it."""
     return Attempt(
         lease.prefill.engine,

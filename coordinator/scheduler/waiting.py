@@ -19,9 +19,12 @@ LaneKey = tuple[tuple[Pool, ...], frozenset[str]]
 
 
 class Waiter:
-    """One waiting request. Its future gets a lease, or the error that ends the wait."""
+    """One waiting request. Its future gets a lease, or the error that ends the wait.
 
-    __slots__ = ("avoid", "future", "key", "lane", "place", "request")
+    Its lane's entry is `(*rank, waiter)`; the rank alone finds it, as no two are equal.
+    """
+
+    __slots__ = ("avoid", "future", "key", "lane", "rank", "request")
 
     def __init__(self, request: Request, avoid: frozenset[str], future: asyncio.Future[Lease]) -> None:
         self.request = request
@@ -29,7 +32,7 @@ class Waiter:
         self.future = future
         self.key: LaneKey = ((), avoid)
         self.lane: Lane = []
-        self.place: tuple[int, int, Waiter] = (0, 0, self)
+        self.rank = (0, 0)
 
 
 class WaitingLine:
@@ -95,7 +98,7 @@ class WaitingLine:
             raise DeadlineExceeded("schedule")
         loop = asyncio.get_running_loop()
         waiter = Waiter(request, avoid, loop.create_future())
-        waiter.place = (self._weight(request), next(self._arrivals), waiter)
+        waiter.rank = (self._weight(request), next(self._arrivals))
         self._join(waiter)
         self._count(1)
         timer = None if left_s == math.inf else loop.call_later(left_s, self._expire, waiter)
@@ -109,6 +112,7 @@ class WaitingLine:
             if timer is not None:
                 timer.cancel()
             self._leave(waiter)
+            del waiter  # the error that it may have got knows this frame
 
     def serve(self) -> None:
         """Place whoever can be placed; to be called when an instance stops being full."""
@@ -129,7 +133,7 @@ class WaitingLine:
         self._lanes.clear()
         for waiter in waiters:
             if reweigh:
-                waiter.place = (self._weight(waiter.request), waiter.place[1], waiter)
+                waiter.rank = (self._weight(waiter.request), waiter.rank[1])
             self._join(waiter)
         self.serve()
 
@@ -160,12 +164,12 @@ class WaitingLine:
     def _join(self, waiter: Waiter) -> None:
         waiter.key = (self._lane_of(waiter.request), waiter.avoid)
         waiter.lane = self._lanes.setdefault(waiter.key, [])
-        insort(waiter.lane, waiter.place)
+        insort(waiter.lane, (*waiter.rank, waiter))
 
     def _leave(self, waiter: Waiter) -> None:
         lane = waiter.lane
-        at = bisect_left(lane, waiter.place)
-        if at < len(lane) and lane[at] is waiter.place:
+        at = bisect_left(lane, waiter.rank)
+        if at < len(lane) and lane[at][2] is waiter:
             del lane[at]
             self._count(-1)
             if not lane:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from cycles import left_to_the_collector
 from scheduler_world import fleet, instance, numbers, pair, request, scheduler, see
 
 from coordinator.core.errors import DeadlineExceeded, NoInstance, TooManyRequests
@@ -245,3 +246,28 @@ async def test_newcomers_do_not_overtake(line):
     await line.add("c")
     assert "b" in line.leases
     assert "c" not in line.leases
+
+
+@pytest.mark.parametrize("end", ["lease", "deadline", "cancelled"])
+async def test_a_wait_that_is_over_leaves_nothing_to_the_collector(end):
+    made = scheduler(*fleet(1, 1, max_requests=1), max_queue=3)
+
+    async def wait(for_s):
+        held = await made.place(request())
+        waiting = asyncio.create_task(made.place(request(scheduled_s=made._clock() + for_s)), name="waiting")
+        await settle()
+        assert made.queued == 1
+        if end == "lease":
+            held.end()
+            (await waiting).end()
+        else:
+            if end == "cancelled":
+                waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled() or isinstance(waiting.exception(), DeadlineExceeded)
+            held.end()
+
+    await wait(60 if end != "deadline" else 0.01)
+    with left_to_the_collector() as found:
+        await wait(60 if end != "deadline" else 0.01)
+    assert found == {}
