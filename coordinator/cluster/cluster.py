@@ -11,6 +11,7 @@ from coordinator.core.instance import Instance, State
 from coordinator.core.ports import EngineProtocol
 from coordinator.core.view import ClusterView
 
+from .blame import Blame
 from .health import HealthSettings
 from .member import Member, Surroundings
 from .pairing import find_pair, list_reasons
@@ -65,6 +66,7 @@ class Cluster:
         self._clock = clock
         self._around = Surroundings(health, clock, log, self._changed)
         self._roster = Roster()
+        self._blame = Blame(self._roster, clock)
         self._leaves: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
         self._running = False
@@ -177,13 +179,11 @@ class Cluster:
 
     def charge(self, instance: Instance, error: EngineFailed) -> None:
         """A request failed there. An engine's refusal (4xx) is no failure and must not be reported."""
-        if member := self._roster.holder(instance):
-            member.charge(error)
+        self._blame.charge(instance, error)
 
     def credit(self, instance: Instance) -> None:
         """A request went well there."""
-        if member := self._roster.holder(instance):
-            member.credit()
+        self._blame.credit(instance)
 
     def idle(self, instance: Instance) -> None:
         """No request needs it any more: if it is leaving, it goes."""

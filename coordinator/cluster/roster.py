@@ -37,6 +37,10 @@ class Roster:
         """The member under this key."""
         return self._by_key.get(instance.key)
 
+    def under(self, key: Key) -> Member | None:
+        """The member under a key."""
+        return self._by_key.get(key)
+
     def holders(self, instance: Instance) -> list[Member]:
         """All members under this key: more than one if only the engine protocol differs."""
         return [m for m in (self.holder(instance), *self.former) if m is not None and m.instance.key == instance.key]

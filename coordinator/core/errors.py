@@ -242,13 +242,13 @@ class EngineFailed(RequestError):
 
     Args:
         side: the guilty leg.
-        instance_id: the guilty instance; the only one that is charged.
+        instance_id: the guilty instance; the only one that is charged at once.
         reason: a word from a bounded set, the value of the metric label `reason`.
         connecting: no connection could be made at all: the instance itself is in doubt, not just this request.
 
     Attributes:
         doubted: id of the other instance of the pair, where it may be the guilty one all the same: the next placement
-            avoids it as well, and it is not charged.
+            avoids it as well, and it is charged if other requests show that it was.
     """
 
     status = 502

@@ -120,6 +120,7 @@ class Charge(_Message):
     reason: str
     detail: str
     connecting: bool
+    doubted: str = ""
 
 
 class Credit(_Message):

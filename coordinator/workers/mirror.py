@@ -67,10 +67,11 @@ class Mirror:
 
     def charge(self, instance: Instance, error: EngineFailed) -> None:
         """An instance has failed a request."""
-        entry = self._members.get(instance.key)
-        if entry is not None:
-            self._board.count_fault(entry[1])
-        self._say(Charge(instance.id, instance.url, error.side, error.reason, error.detail, error.connecting))
+        slots = [slot for one, slot in self._members.values() if one.key == instance.key or one.id == error.doubted]
+        for slot in slots:  # of the doubted one, too: what goes well there has to be told
+            self._board.count_fault(slot)
+        words = (error.reason, error.detail)
+        self._say(Charge(instance.id, instance.url, error.side, *words, error.connecting, error.doubted))
 
     def credit(self, instance: Instance) -> None:
         """A request went well; worth a message only where one went wrong since the last, in whichever process."""

@@ -244,10 +244,9 @@ class Supervisor:
                 self.cluster.credit(instance)
                 return
             side, name = Side(message.side), message.instance
-            self.cluster.charge(
-                instance,
-                EngineFailed(side, name, message.reason, detail=message.detail, connecting=message.connecting),
-            )
+            error = EngineFailed(side, name, message.reason, detail=message.detail, connecting=message.connecting)
+            error.doubted = message.doubted
+            self.cluster.charge(instance, error)
 
     async def _render(self) -> bytes:
         """The page with the sums of all processes."""

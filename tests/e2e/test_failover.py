@@ -45,3 +45,31 @@ async def test_a_killed_instance_is_worked_around_and_used_again(start, role: st
 def busy(instance, role: str) -> int:
     """Work that it was given."""
     return instance.state()["inference_requests" if role == "prefill" else "accepted"]
+
+
+LONG_COOL_DOWN = {"interval_s": 60, "timeout_s": 2, "fail_after": 3, "recover_after": 1}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("guilty", "fault"), [("p1", "stale_params"), ("d1", "status=500")])
+async def test_of_a_pair_the_one_that_is_broken_is_found(start, guilty, fault, workers):
+    """A vLLM prefill whose KV nobody can read, and a decode that fails: the failure looks the same."""
+    roles = ("prefill", "prefill", "decode", "decode")
+    fleet = start.fleet([{"role": role, "engine": "vllm", "timing": FAST} for role in roles])
+    names = dict(zip(("p0", "p1", "d0", "d1"), fleet.instances, strict=True))
+    names[guilty].fault(fault)
+    server = {"port": 0, "management_port": 0, "workers": workers}
+    cluster = start.in_front_of(
+        list(fleet.instances), each={"engine": "vllm"}, health=LONG_COOL_DOWN, retry={"max_attempts": 3}, server=server
+    )
+    coordinator = cluster.coordinator
+    await eventually(lambda: set(coordinator.states().values()) == {"ready"}, "all are ready")
+    async with Traffic(cluster.port, (BY_NAME["chat"], BY_NAME["chat-stream"]), clients=6) as traffic:
+        await traffic.more(300)
+        states = coordinator.states()
+    assert traffic.counts.keys() == {"whole"}, (traffic.counts, traffic.notes)
+    attempts = coordinator.metric("pd_coordinator_attempts_total")
+    again = attempts - coordinator.metric("pd_coordinator_attempts_total", reason="first")
+    assert 0 < again < 0.1 * attempts, again
+    assert states == {name: "suspect" if name == guilty else "ready" for name in names}
+    assert [line for line in coordinator.log().splitlines() if " is suspect" in line and "instance p0" in line] == []

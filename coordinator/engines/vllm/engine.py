@@ -138,7 +138,7 @@ class VllmEngine:
                 return COMPLETED
             return await self._serve_pair(request, placement, fields, out)
         except EngineFailed as error:
-            if error.side is Side.DECODE and error.reason in MAY_BE_THE_KV:
+            if error.side is Side.DECODE and error.reason in MAY_BE_THE_KV and not out.started:
                 error.doubted = prefill.id
             raise
 

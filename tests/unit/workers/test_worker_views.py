@@ -222,6 +222,18 @@ class TestMirror:
         world.mirror.charge(D0, EngineFailed(Side.DECODE, "d0", "timeout", detail="x", connecting=True))
         assert world.said == [Charge("d0", D0.url, "decode", "timeout", "x", connecting=True)]
 
+    def test_a_doubt_is_passed_on_and_so_is_what_goes_well_at_the_doubted_one(self):
+        world = Mirrored()
+        world.take(P0, D0)
+        error = EngineFailed(Side.DECODE, "d0", "http_5xx")
+        error.doubted = "p0"
+        world.mirror.charge(D0, error)
+        assert world.said == [Charge("d0", D0.url, "decode", "http_5xx", "", connecting=False, doubted="p0")]
+        for _ in range(2):
+            world.mirror.credit(P0)
+            world.mirror.credit(D0)
+        assert world.said[1:] == [Credit("p0", P0.url), Credit("d0", D0.url)]
+
     def test_success_is_told_once_after_a_fault_of_anybody(self):
         world = Mirrored()
         world.take(P0, D0)

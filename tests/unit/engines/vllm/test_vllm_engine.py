@@ -274,6 +274,14 @@ async def test_an_error_event_fails_the_request_with_the_engines_words(world):
         await world.serve(world.request(stream=True))
     assert (caught.value.side, caught.value.reason) == (Side.DECODE, "engine_error")
     assert caught.value.message == "the decode instance failed: out of room"
+    assert not caught.value.doubted  # a token is out, so decode has read prefill's KV
+
+
+async def test_an_error_event_before_the_first_token_may_be_for_want_of_the_kv(world):
+    world.d.events = [sse({"error": {"message": "boom", "code": 500}}), DONE]
+    with pytest.raises(EngineFailed) as caught:
+        await world.serve(world.request(stream=True))
+    assert (caught.value.side, caught.value.doubted) == (Side.DECODE, "p0")
 
 
 # --- instances
