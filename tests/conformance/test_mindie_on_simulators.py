@@ -31,7 +31,7 @@ HARMLESS = (
     "no_done", "split_bytes", "preempt@3", "empty_output",
 )  # fmt: skip
 HARMFUL = ("pull_failed", "decode_error@3", "wrong_req_id", "not_json", "fail_after_accept", "enqueue_refused",
-           "refuse_handover=no", "status=503", "reset", "close", "decode_error@1")  # fmt: skip
+           "refuse_handover=no", "status=503", "reset", "close", "decode_error@1", "no_req_id")  # fmt: skip
 
 
 class NoCluster:
@@ -167,6 +167,17 @@ async def test_failures_leave_nothing_pinned(fault, stream):
         await world.leaves_nothing()
         world.set([])
         assert (await world.run("one two", stream=stream)).task.exception() is None
+
+
+@pytest.mark.parametrize("api", FAMILIES)
+async def test_a_stream_that_has_lost_a_piece_never_passes_for_a_whole_one(api):
+    async with World() as world:
+        world.set(["no_req_id@3"])
+        done = await world.run("one two three", api=api)
+        assert done.task.exception().reason == "bad_reply"
+        assert done.writes
+        assert not done.ends
+        await world.leaves_nothing()
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

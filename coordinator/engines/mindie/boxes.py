@@ -10,6 +10,7 @@ from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.wire.mindie import Frame, Kind
 
 DONE_MARK = b"data: [DONE]\n\n"
+ANSWERS = (Kind.DATA, Kind.LAST_DATA, Kind.ERROR, Kind.RETRY, Kind.OVERSIZED)  # what a request lacks without it
 
 
 class Boxes:
@@ -63,6 +64,24 @@ class Boxes:
         """Count a message whose request has ended, as comes after a stop; a second end mark is not even that."""
         if body != DONE_MARK:
             self._on_late()
+
+    def stripped(self, frame: Frame) -> bool:
+        """Whether a message has lost the id of the request that it belongs to.
+
+        An end mark that comes a second time belongs to a request that has its answer.
+        """
+        rid, kind, body = frame
+        return not rid and kind in ANSWERS and body != DONE_MARK
+
+    def doubt(self, kind: Kind) -> None:
+        """Fail those that a message without an id may have been for: an answer with a hole would pass for a whole one.
+
+        Answers that are no streams have no part in `data`.
+        """
+        detail = f"a message ({kind.value.decode()}) came without the id of its request"
+        for box in list(self._boxes.values()):
+            if box.stream or kind is not Kind.DATA:
+                box.fail(EngineFailed(Side.DECODE, self.instance.id, "bad_reply", detail=detail))
 
     def lose(self, reason: str) -> None:
         """Fail at once what waits here: the stream is lost."""

@@ -99,8 +99,13 @@ class DecodeLink(Boxes):
 
     def _unclaimed(self, frames: list[Frame]) -> None:
         """Take messages that are for no request here: for another process, for an ended request, or for the link."""
-        for _, kind, body in self._office.pass_on(self._number, frames) if self._office is not None else frames:
-            if kind is Kind.CLOSE:
+        for frame in self._office.pass_on(self._number, frames) if self._office is not None else frames:
+            _, kind, body = frame
+            if self.stripped(frame):
+                self.doubt(kind)
+                if self._office is not None:
+                    self._office.doubt(self._number, kind)
+            elif kind is Kind.CLOSE:
                 self._evicted = True
                 self._end("another coordinator has opened the result stream")
             else:

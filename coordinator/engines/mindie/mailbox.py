@@ -17,12 +17,12 @@ class Mailbox:
     """Passes decode's messages on to the client in order, and holds them until prefill's first token is out.
 
     Everything is synchronous: a message goes from the link's socket callback to the client's socket without a task
-    switch. `done` resolves once: completed, given back, or failed.
+    switch. `done` resolves once: completed, given back, or failed. `stream`: whether the answer is one.
     """
 
     __slots__ = (
-        "_decode_id", "_decoding", "_flowing", "_held", "_held_bytes", "_out", "_stages", "_stream", "_wire_id",
-        "done", "on_settled",
+        "_decode_id", "_decoding", "_flowing", "_held", "_held_bytes", "_out", "_stages", "_wire_id", "done",
+        "on_settled", "stream",
     )  # fmt: skip
 
     def __init__(self, wire_id: str, decode_id: str, out: Out, stages: Stages, *, stream: bool) -> None:
@@ -30,7 +30,7 @@ class Mailbox:
         self._decode_id = decode_id
         self._out = out
         self._stages = stages
-        self._stream = stream
+        self.stream = stream
         self._flowing = False  # the hot path is open: prefill's token is out, decode has begun
         self._decoding = False
         self._held: list[tuple[Kind, bytes, float]] | None = []  # None: prefill has answered
@@ -56,11 +56,11 @@ class Mailbox:
         """Take any message of this request."""
         if self.done.done():
             return
-        if kind is Kind.ERROR and (self._held is None or not self._stream):
+        if kind is Kind.ERROR and (self._held is None or not self.stream):
             self._refused(body)
         elif kind is Kind.OVERSIZED:
             self._fail("message_too_large", "")
-        elif self._held is None or (kind is Kind.LAST_DATA and not self._stream):
+        elif self._held is None or (kind is Kind.LAST_DATA and not self.stream):
             self._deliver(kind, body, now_s)
         else:
             self._hold(kind, body, now_s)
@@ -86,20 +86,20 @@ class Mailbox:
             return
         if not self._decoding:
             self._decoding = True
-            self._flowing = self._stream and self._held is None
+            self._flowing = self.stream and self._held is None
             self._stages.decoding(now_s)
             # decode opens an OpenAI chat stream again although prefill has done so (protocol page §5.5)
-            if kind is Kind.DATA and self._stream and self._out.only_opens(body):
+            if kind is Kind.DATA and self.stream and self._out.only_opens(body):
                 if not self._out.started:
                     self._out.piece(body, now_s, token=False)
                 return
         if kind is Kind.LAST_DATA:
             self._complete(body, now_s)
-        elif self._stream:
+        elif self.stream:
             self._out.piece(body, now_s)
 
     def _complete(self, body: bytes, now_s: float) -> None:
-        if self._stream:
+        if self.stream:
             self._out.finish(body, now_s)
         elif body:
             self._out.whole(body, now_s)

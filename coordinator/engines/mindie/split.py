@@ -43,6 +43,13 @@ class Lost(_Word):
     reason: str
 
 
+class Doubt(_Word):
+    """A message of the stream `number` has lost its id; `kind` as in Frames."""
+
+    number: int
+    kind: int
+
+
 class Frames(_Word):
     """Messages of the stream `number`: id, kind, body."""
 
@@ -58,7 +65,7 @@ class Model(_Word):
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
-_DECODER = msgspec.msgpack.Decoder(Opened | Lost | Frames | Model)
+_DECODER = msgspec.msgpack.Decoder(Opened | Lost | Doubt | Frames | Model)
 
 
 class LinkOffice:
@@ -85,6 +92,10 @@ class LinkOffice:
         """Tell everybody that its requests have failed."""
         if self._open.pop(number, None) is not None:
             self._say(None, Lost(number, reason))
+
+    def doubt(self, number: int, kind: Kind) -> None:
+        """Tell everybody that a message has lost its id; see Boxes.doubt."""
+        self._say(None, Doubt(number, _NUMBERS[kind]))
 
     def pass_on(self, number: int, frames: list[Frame]) -> list[Frame]:
         """Send messages to the processes whose they are; returns those that name no process. Hot."""
@@ -183,6 +194,9 @@ class RemoteLinks:
             self._by_number[word.number] = self.by_key[word.instance.key] = link
         elif isinstance(word, Lost):
             self._lose(word)
+        elif isinstance(word, Doubt):
+            if (link := self._by_number.get(word.number)) is not None:
+                link.doubt(_KINDS[word.kind])
         else:
             self._listener.learn(word.instance, word.name)
 

@@ -202,6 +202,38 @@ async def test_an_oversized_message_fails_its_request_alone(case, decode):
     assert (len(decode.links), case.watcher.told) == (1, ["linked"])
 
 
+@pytest.mark.parametrize("kind", ["data", "lastData", "error", "retry"])
+async def test_a_message_without_an_id_ends_what_it_may_have_been_for(case, decode, kind):
+    """Nobody knows whose piece it was: a stream that went on would have a hole and pass for a whole one."""
+    await case.open()
+    streaming, out = case.register("1")
+    unary, unary_out = case.register("2", stream=False)
+    decode.say("1", "data", b"a")
+    await until(lambda: out.started)
+    decode.link.chunk(b"%b:b\0" % kind.encode())
+    error = await case.lost(streaming)
+    assert (error.reason, error.instance_id) == ("bad_reply", "d0")
+    assert f"({kind}) came without the id" in error.detail
+    if kind == "data":
+        decode.say("2", "lastData", b"{}")
+        await until(lambda: unary.settled)
+        assert unary_out.body == b"{}"
+    else:
+        assert (await case.lost(unary)).reason == "bad_reply"
+    assert out.body == b"a"
+    assert (len(decode.links), case.watcher.told, case.late) == (1, ["linked"], 0)
+
+
+async def test_what_says_nothing_of_an_answer_may_lack_an_id(case, decode):
+    await case.open()
+    box, out = case.register("1")
+    for said in (b"ka:heartbeat\0", b"mystery:x\0", b"no colon\0", b"lastData:data: [DONE]\n\n\0"):
+        decode.link.chunk(said)
+    decode.say("1", "lastData", b"end")
+    await until(lambda: box.settled)
+    assert (await box.done, out.body) == (Completed(), b"end")
+
+
 async def test_a_slow_request_does_not_hold_up_the_stream(case, decode):
     """Two megabytes for a request that waits for its prefill, one token for another."""
     await case.open()

@@ -94,6 +94,8 @@ class TestOffice:
 class Box:
     """Remembers what it got."""
 
+    stream = True
+
     def __init__(self):
         self.got = []
         self.error = None
@@ -172,6 +174,19 @@ class TestRemote:
         assert not links[D0].up
         assert D0.key not in world.links.by_key
         assert links[D1].up
+
+    def test_a_message_without_an_id_fails_all_that_it_may_have_been_for(self):
+        world = Worker()
+        world.office.opened(1, D0)
+        world.office.opened(2, D1)
+        boxes = {D0: Box(), D1: Box()}
+        links = {found: world.links.by_key[found.key] for found in boxes}
+        with links[D0].registered(rid(0, 1), boxes[D0]), links[D1].registered(rid(0, 2), boxes[D1]):
+            world.office.doubt(1, Kind.DATA)
+            world.office.doubt(99, Kind.DATA)
+            assert (boxes[D0].error.instance_id, boxes[D0].error.reason) == ("d0", "bad_reply")
+            assert boxes[D1].error is None
+        assert links[D0].up
 
     def test_a_stream_that_opens_again(self):
         world = Worker()
