@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from bench.whole import Site, sglang_reply, vllm_reply
+from bench.whole import Guarded, Site, sglang_reply, vllm_reply
 from coordinator.api.families import FAMILIES
 from coordinator.core.instance import Address, Capacity, Instance, Role
 from coordinator.core.request import Ask, Deadlines, Request
@@ -26,6 +26,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.policies import Policies, load_policy
 from coordinator.relay import Relay
 from coordinator.scheduler import Scheduler
+from coordinator.security.keys import Key, new_hash, new_key, split_hash
 from coordinator.server.exchange import Exchange, Link
 from coordinator.server.limits import ServerLimits
 from coordinator.server.reader import RequestReader
@@ -40,6 +41,8 @@ EVENT = (
     b'data: {"id":"cmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"m",'
     b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
+KEY = "pd-01234567-" + "k" * 43
+LOGGED = Guarded()
 PROMPT = "Why does it help to compute the prompt on one instance and the answer on another? " * 15
 
 
@@ -164,10 +167,10 @@ def schedule() -> Loop:
     return Loop(run, len(sample))
 
 
-def whole(engine: str, reply_of: Callable[[Role], bytes]) -> Loop:
-    """Answer small requests from the client's bytes to the answer, two instances behind it, all features on."""
+def whole(engine: str, reply_of: Callable[[Role], bytes], guarded: Guarded = LOGGED) -> Loop:
+    """Answer small requests from the client's bytes to the answer, two instances behind it."""
     body = _chat_body(stream=False)
-    site = Site(engine, _head("/v1/chat/completions", len(body)) + body, reply_of, WIDTH)
+    site = Site(engine, _head("/v1/chat/completions", len(body)) + body, reply_of, WIDTH, guarded)
     event_loop = asyncio.get_running_loop()
     return Loop(lambda: event_loop.run_until_complete(site.serve(REQUESTS)), REQUESTS)
 
@@ -182,9 +185,18 @@ def _chunk(data: bytes) -> bytes:
 def _head(path: str, length: int) -> bytes:
     lines = [
         f"POST {path} HTTP/1.1", "host: 127.0.0.1:1025", "user-agent: bench/1", "accept: */*",
-        "content-type: application/json", "authorization: Bearer none", f"content-length: {length}", "", "",
+        "content-type: application/json", f"authorization: Bearer {KEY}", f"content-length: {length}", "", "",
     ]  # fmt: skip
     return "\r\n".join(lines).encode()
+
+
+def _keys() -> tuple[Key, ...]:
+    """A hundred keys, the last one of them the clients'."""
+    given = (*(new_key() for _ in range(99)), KEY)
+    return tuple(
+        Key(slot, f"team-{slot}", split_hash(new_hash(key))[1], requests_per_minute=1_000_000, max_in_flight=1000)
+        for slot, key in enumerate(given)
+    )
 
 
 def _chat_body(*, stream: bool = True) -> bytes:
@@ -306,6 +318,9 @@ LOOPS: Mapping[str, Callable[[], Loop]] = MappingProxyType(
         "parse_mindie": lambda: parse("mindie", "/infer", _infer_body()),
         "schedule": schedule,
         "whole_vllm": lambda: whole("vllm", vllm_reply),
+        "whole_vllm_quiet": lambda: whole("vllm", vllm_reply, Guarded(log=None)),
+        "whole_vllm_keys": lambda: whole("vllm", vllm_reply, Guarded(keys=_keys())),
+        "whole_vllm_keys_json": lambda: whole("vllm", vllm_reply, Guarded("json", _keys())),
         "whole_sglang": lambda: whole("sglang", sglang_reply),
     }
 )

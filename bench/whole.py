@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import parse, to_instances
@@ -23,6 +25,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.observability.writer import LineWriter
 from coordinator.parts import make_engines, make_policies, make_tokenizers, validate_options
 from coordinator.scheduler import Scheduler
+from coordinator.security.keys import Key
 from coordinator.server.connection import ClientConnection
 from coordinator.server.limits import ServerLimits
 from coordinator.server.shared import Shared
@@ -101,6 +104,19 @@ class _Nowhere(io.StringIO):
         return len(text)
 
 
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What a site does beside serving.
+
+    Attributes:
+        log: the form of the line for each request; None: there are no lines.
+        keys: those that it takes; None: it needs none.
+    """
+
+    log: Literal["text", "json"] | None = "text"
+    keys: Sequence[Key] | None = None
+
+
 class Site:
     """A data plane and `width` clients, each of which sends its request again as soon as it has an answer.
 
@@ -109,9 +125,17 @@ class Site:
         request: what a client sends.
         reply_of: what an instance of a role answers.
         width: how many clients.
+        guarded: what it does beside that.
     """
 
-    def __init__(self, engine: str, request: bytes, reply_of: Callable[[Role], bytes], width: int) -> None:
+    def __init__(
+        self,
+        engine: str,
+        request: bytes,
+        reply_of: Callable[[Role], bytes],
+        width: int,
+        guarded: Guarded = Guarded(),  # noqa: B008  # it is frozen
+    ) -> None:
         self._request = request
         self._loop = loop = asyncio.get_running_loop()
         settings = parse(CONFIG.format(engine=engine, more=MORE.get(engine, "")))
@@ -122,13 +146,15 @@ class Site:
         view = ClusterView(1, ready=instances)
         scheduler = Scheduler(make_policies(settings), max_queue=10)
         scheduler.on_view(view)
-        log = logging.getLogger("pd_coordinator.bench")
-        log.setLevel(logging.INFO)
-        access = AccessLog(log, LineWriter(_Nowhere()))
+        log = logging.getLogger(f"pd_coordinator.bench.{guarded.log}")
+        log.setLevel(logging.WARNING if guarded.log is None else logging.INFO)
+        access = AccessLog(log, LineWriter(_Nowhere()), as_json=guarded.log == "json")
         telemetry = Telemetry(metrics, access, lambda _bytes, _events: None)
         self._data = DataPlane(settings, _Members(view), scheduler, engines, telemetry)
+        self._data.secure(settings, guarded.keys)
+        door = self._data.door
         self._shared = Shared(
-            self._data.door.handle, ServerLimits(), log, time.monotonic, ThreadPoolExecutor(1), lambda: None
+            door.handle, ServerLimits(), log, time.monotonic, ThreadPoolExecutor(1), lambda: None, door.gate
         )
         for instance in instances:
             for _ in range(width):
