@@ -134,7 +134,7 @@ class Site:
         request: bytes,
         reply_of: Callable[[Role], bytes],
         width: int,
-        guarded: Guarded = Guarded(),  # noqa: B008  # it is frozen
+        guarded: Guarded = Guarded(),  # it is frozen
     ) -> None:
         self._request = request
         self._loop = loop = asyncio.get_running_loop()
