@@ -32,30 +32,42 @@ class LineWriter:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._chars = 0
-        self._since_s = 0.0
+        self._late_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, line: str) -> None:
-        """Add one line; it has no line end of its own."""
-        with self._lock:
-            now_s = self._clock()
-            if not self._lines:
-                self._since_s = now_s
-                self._arm()
-            self._lines.append(line)
-            self._chars += len(line)
-            # the age counts where the timer does not fire: its loop is gone or does not get to it
-            late = self._timer is None or now_s - self._since_s > 2 * FLUSH_AFTER_S
-            if late or self._chars >= FLUSH_CHARS:
-                self.flush()
+        """Add one line; it has no line end of its own. Hot.
+
+        It takes no lock: appending to a list is one step for all threads, and `flush` takes out what it has seen and
+        nothing else. Whoever finds the list empty, or nobody to write it, sees to that under the lock.
+        """
+        lines = self._lines
+        first = not lines
+        lines.append(line)
+        self._chars += len(line)  # of two threads at once, one may not count: it is no more than a measure
+        # the age counts where the timer does not fire: its loop is gone or does not get to it
+        if first or self._chars >= FLUSH_CHARS or self._timer is None or self._clock() > self._late_s:
+            self._look(first=first)
 
     def flush(self) -> None:
         """Write what is there."""
         with self._lock:
-            lines, self._lines, self._chars = self._lines, [], 0
+            self._chars = 0
+            lines = self._lines[:]
+            del self._lines[: len(lines)]
             if lines:
                 self._put(lines)
+
+    def _look(self, *, first: bool) -> None:
+        """See that the lines get written: soon, or now where there is no loop, or too much, or what is too old."""
+        with self._lock:
+            now_s = self._clock()
+            if first:
+                self._late_s = now_s + 2 * FLUSH_AFTER_S
+            self._arm()
+            if self._timer is None or self._chars >= FLUSH_CHARS or now_s > self._late_s:
+                self.flush()
 
     def _arm(self) -> None:
         # a timer belongs to its loop's thread: it is never cancelled from here, at worst it finds nothing to write

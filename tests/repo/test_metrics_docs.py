@@ -1,6 +1,7 @@
 """docs/metrics.md describes exactly the metrics that are declared."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from coordinator.api.families import FAMILIES
 from coordinator.core.errors import Outcome
 from coordinator.core.instance import Role
-from coordinator.observability.access import RequestRecord, _data
+from coordinator.observability.access import RequestRecord
+from coordinator.observability.forms import JSON, line
 from coordinator.observability.instruments import AnyInstrument, Counter, Histogram
 from coordinator.observability.metrics import (
     ABORT_RESULTS,
@@ -92,6 +94,7 @@ def test_each_field_of_the_request_line_has_a_row():
     for name, parameter in inspect.signature(RequestRecord).parameters.items():
         if getattr(record, name) in (None, "", 0, []) and name != "outcome":
             setattr(record, name, ["1"] if "list" in str(parameter.annotation) else 1 if name[-2:] == "_s" else "1")
-    record.recomputes = 1
+    record.stream, record.recomputes = True, 1
     record.trace = Trace(1, 1, 0, True, b"", 0.0, 0.0, "POST")
-    assert set(_data(record)) == rows
+    fields = json.loads(line(JSON, "", JSON.head(""), record))
+    assert set(fields) - {"time", "level", "logger", "message"} == rows
