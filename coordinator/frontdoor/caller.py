@@ -2,6 +2,7 @@
 
 from coordinator.core.request import Headers
 from coordinator.frontdoor.headers import forwardable, request_id
+from coordinator.security.keys import Key
 from coordinator.server.exchange import Exchange
 
 
@@ -12,12 +13,14 @@ class Caller:
         credentials: whether its keys are among `headers`.
         ident: its own request id, if it gave one that can be used.
         headers: those that travel on to an engine.
+        key: its key as it was found; the keys may have been exchanged since.
     """
 
-    __slots__ = ("credentials", "headers", "ident")
+    __slots__ = ("credentials", "headers", "ident", "key")
 
-    def __init__(self, headers: Headers, *, credentials: bool) -> None:
+    def __init__(self, headers: Headers, *, credentials: bool, key: Key | None = None) -> None:
         self.credentials = credentials
+        self.key = key
         self.ident = request_id(headers)
         self.headers = forwardable(headers, credentials=credentials)
 

@@ -115,19 +115,34 @@ class FrontDoor:
             family = self._table.family_of(exchange.path)
             self._relay(exchange, family, self._record(exchange, family)).fail(error)
             return
+        guard = self.guard
         try:
-            key = self.guard.find(exchange.headers) if match.operation not in OPEN else None
+            key = self._key(exchange) if guard.on and match.operation not in OPEN else None
         except InvalidKey as error:
             self._refuse(exchange, error)
             return
         if match.operation not in ("infer", "tokenize"):
             self._answer_self(exchange, match)
-        elif key is None:
+            return
+        if key is None:
             await self._engine_call(exchange, match, None)
-        else:
-            await self._keyed_call(exchange, match, key)
+            return
+        try:
+            use = guard.admit(key)
+        except KeyLimitReached as error:
+            self._refuse(exchange, error, key)
+            return
+        try:
+            await self._engine_call(exchange, match, key)
+        finally:
+            guard.release(use)
 
-    def gate(self, method: str, path: str, headers: Headers) -> None:
+    def _key(self, exchange: Exchange) -> Key | None:
+        caller = Caller.of(exchange, credentials=False)
+        caller.key = key = self.guard.find(exchange.headers, caller.key)
+        return key
+
+    def gate(self, method: str, path: str, headers: Headers) -> Caller | None:
         """Refuse a request before its body is read: a stranger must not have us keep one.
 
         Args:
@@ -135,17 +150,25 @@ class FrontDoor:
             path: without query.
             headers: names in lower case.
 
+        Returns:
+            Who calls, if it has a valid key.
+
         Raises:
             InvalidKey: it needs a key and has none that is valid.
         """
         if not self.guard.on:
-            return
+            return None
         try:
-            match = self._table.match(method, path)
-        except (UnknownPath, WrongMethod):
-            return  # refused in its turn
-        if match.operation not in OPEN:
-            self.guard.find(headers)
+            key = self.guard.find(headers)
+        except InvalidKey:
+            try:
+                match = self._table.match(method, path)
+            except (UnknownPath, WrongMethod):
+                return None  # refused in its turn
+            if match.operation in OPEN:
+                return None
+            raise
+        return Caller(headers, credentials=False, key=key)
 
     def _refuse(self, exchange: Exchange, error: RequestError, key: Key | None = None) -> None:
         """Answer what is wrong before any family could read it."""
@@ -156,19 +179,6 @@ class FrontDoor:
         self._account(exchange, family, record)
 
     # --- calls that go to an engine
-
-    async def _keyed_call(self, exchange: Exchange, match: Match, key: Key) -> None:
-        """A call that counts for the limits of a key."""
-        guard = self.guard
-        try:
-            use = guard.admit(key)
-        except KeyLimitReached as error:
-            self._refuse(exchange, error, key)
-            return
-        try:
-            await self._engine_call(exchange, match, key)
-        finally:
-            guard.release(use)
 
     async def _engine_call(self, exchange: Exchange, match: Match, key: Key | None) -> None:
         body = await self._body(exchange, match, key)

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from math import trunc
 
 VALUE_LIMIT = 200
 LINE_LIMIT_BYTES = 4000
@@ -110,4 +111,4 @@ class Stamper:
             self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
             self._second_s = float(second)
             part_s = now_s - second
-        return self._prefix + _MILLIS[int(part_s * 1000)]
+        return self._prefix + _MILLIS[trunc(part_s * 1000)]

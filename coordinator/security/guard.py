@@ -1,9 +1,9 @@
 """Who may use the data plane, and how much."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.security.keys import Key, Keyring, RawHeaders
-from coordinator.security.uses import KeyUses, own_words
+from coordinator.security.uses import KeyUses, Use, own_words
 
 
 class Guard:
@@ -14,27 +14,37 @@ class Guard:
 
     Attributes:
         on: whether a key is needed.
+        admit: see `KeyUses.admit`.
+        release: see `KeyUses.release`.
     """
 
     def __init__(self, uses: KeyUses | None = None) -> None:
         self.on = False
         self._uses = uses or KeyUses(own_words())
         self._ring = Keyring(())
+        self._keys: dict[int, Key] = {}
+        self.admit: Callable[[Key], Use] = self._uses.admit
+        self.release: Callable[[Use], None] = self._uses.release
 
     def take(self, keys: Sequence[Key] | None) -> None:
         """Take these keys in place of those before; requests that run go on. None: nobody needs one."""
         self.on = keys is not None
         self._ring = Keyring(keys or ())
+        self._keys = {key.slot: key for key in keys or ()}
         self._uses.assign({key.name: key.slot for key in keys or ()})
 
-    def find(self, headers: RawHeaders) -> Key | None:
-        """The key of a request; None where none is needed. Raises InvalidKey."""
-        return self._ring.find(headers) if self.on else None
+    def find(self, headers: RawHeaders, found: Key | None = None) -> Key | None:
+        """The key of a request; None where none is needed. Hot.
 
-    def admit(self, key: Key) -> object:
-        """See `KeyUses.admit`."""
-        return self._uses.admit(key)
+        Args:
+            headers: names in lower case.
+            found: what this gave for the same headers a while ago; it counts if the keys are still the same.
 
-    def release(self, use: object) -> None:
-        """See `KeyUses.release`."""
-        self._uses.release(use)
+        Raises:
+            InvalidKey: it has none, or a wrong one.
+        """
+        if not self.on:
+            return None
+        if found is not None and self._keys.get(found.slot) is found:
+            return found
+        return self._ring.find(headers)

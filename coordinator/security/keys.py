@@ -24,6 +24,7 @@ _ID_BYTES = 4
 _SECRET_BYTES = 32
 _SALT_BYTES = 8
 _BEARER = b"bearer "
+_BEARER_BYTES = len(_BEARER)
 _BASIC = b"basic "
 _MISSING = "an API key is needed: send it as `Authorization: Bearer KEY`"
 _WRONG = "the API key is not valid"
@@ -80,6 +81,9 @@ class Keyring:
 
     A key is found by its digest, in one look-up however many there are. Salted ones are tried one by one until they
     have come once; the digests of those that have are remembered, one for each. What is remembered is no plain text.
+
+    How long a look-up takes tells nothing of a key: it compares digests, and nobody can make a key whose digest begins
+    like that of another without knowing this one. They are compared in constant time all the same.
     """
 
     def __init__(self, keys: Iterable[Key]) -> None:
@@ -128,6 +132,8 @@ def presented(headers: RawHeaders, *, basic: bool = False) -> bytes | None:
             if name:
                 return _best(headers, basic=basic)
             name, value = one
+    if name == b"authorization" and value[:_BEARER_BYTES] == b"Bearer ":
+        return value[_BEARER_BYTES:].strip() or None  # as nearly everybody writes it
     return _token(name, value, basic=basic)
 
 
@@ -135,8 +141,8 @@ def _token(name: bytes, value: bytes, *, basic: bool) -> bytes | None:
     """The key in one header."""
     if name != b"authorization":
         return value or None
-    if value[: len(_BEARER)].lower() == _BEARER:
-        return value[len(_BEARER) :].strip() or None
+    if value[:_BEARER_BYTES].lower() == _BEARER:
+        return value[_BEARER_BYTES:].strip() or None
     if basic and value[: len(_BASIC)].lower() == _BASIC:
         return _password(value[len(_BASIC) :])
     return None

@@ -4,6 +4,7 @@ The numbers lie in a table with a row for each process, which writes its own row
 processes that admit at the same moment may go one above a limit, each.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -34,21 +35,25 @@ def own_words() -> Words:
     return memoryview(bytearray(size_bytes(1))).cast("q")
 
 
-class _Use:
+class Use:
     """What this process has of one key.
 
     Attributes:
         at: where its words begin, in this process's row.
         live: requests that are there.
-        period: the last in which one was admitted.
-        counted: those of that period and of the minute before it.
+        until_s: end of the last period in which one was admitted.
+        period: that period.
+        counted: requests of that period and of the minute before it.
+        place: where the word of that period is.
+        word: what it holds.
     """
 
-    __slots__ = ("at", "counted", "live", "period")
+    __slots__ = ("at", "counted", "live", "period", "place", "until_s", "word")
 
     def __init__(self, at: int) -> None:
-        self.at = at
-        self.live = self.counted = 0
+        self.at = self.place = at
+        self.live = self.counted = self.word = 0
+        self.until_s = -math.inf
         self.period = -1
 
 
@@ -67,7 +72,7 @@ class KeyUses:
         self._own = row * width
         self._others = tuple(base - self._own for base in range(0, len(words), width) if base != self._own)
         self._clock = clock
-        self._uses: dict[int, _Use] = {}
+        self._uses: dict[int, Use] = {}
         self._slots: dict[str, int] = {}
 
     def assign(self, slots: dict[str, int]) -> None:
@@ -78,7 +83,7 @@ class KeyUses:
                 self._uses.pop(slot, None)
         self._slots = dict(slots)
 
-    def admit(self, key: Key) -> object:
+    def admit(self, key: Key) -> Use:
         """Count one more request of a key, which `release` ends; hot.
 
         Returns:
@@ -89,46 +94,49 @@ class KeyUses:
         """
         use = self._uses.get(key.slot)
         if use is None:
-            use = self._uses[key.slot] = _Use(self._own + key.slot * _WORDS)
+            use = self._uses[key.slot] = Use(self._own + key.slot * _WORDS)
+        others = self._others
         most = key.max_in_flight
-        if most is not None and use.live + self._live_elsewhere(use.at) >= most:
+        if most is not None and (use.live + self._live_elsewhere(use.at) if others else use.live) >= most:
             raise KeyLimitReached(f"the API key has {most} requests in flight, its limit", retry_after_s=1)
-        if key.requests_per_minute is not None:
-            self._count(use, key.requests_per_minute)
+        most = key.requests_per_minute
+        if most is not None:
+            now_s = self._clock()
+            if now_s >= use.until_s:
+                self._turn(use, now_s)
+            if (use.counted + self._minute_elsewhere(use) if others else use.counted) >= most:
+                raise KeyLimitReached(
+                    f"the API key has made {most} requests within a minute, its limit",
+                    retry_after_s=self._free_in_s(use.at, use.period, now_s),
+                )
+            use.counted += 1
+            use.word = self._words[use.place] = use.word + 1
         use.live += 1
-        self._words[use.at] = use.live
+        if others:  # nobody else looks there
+            self._words[use.at] = use.live
         return use
 
-    def release(self, use: object) -> None:
+    def release(self, use: Use) -> None:
         """End what `admit` began."""
-        assert isinstance(use, _Use)
         use.live -= 1
-        if (
-            self._uses.get((use.at - self._own) // _WORDS) is use
-        ):  # else its key is gone, and its place may be another's
-            self._words[use.at] = use.live
+        if self._others and self._uses.get((use.at - self._own) // _WORDS) is use:
+            self._words[use.at] = use.live  # else its key is gone, and its place may be another's
 
     def _live_elsewhere(self, at: int) -> int:
-        return sum(self._words[at + other] for other in self._others) if self._others else 0
+        return sum(self._words[at + other] for other in self._others)
 
-    def _count(self, use: _Use, limit: int) -> None:
-        now_s = self._clock()
+    def _minute_elsewhere(self, use: Use) -> int:
+        return sum(self._sum(use.at + other, use.period) for other in self._others)
+
+    def _turn(self, use: Use, now_s: float) -> None:
+        """Begin another period."""
         period = int(now_s) // PERIOD_S
-        if use.period != period:
-            use.period = period
-            use.counted = self._sum(use.at, period)
-        counted = use.counted
-        for other in self._others:
-            counted += self._sum(use.at + other, period)
-        if counted >= limit:
-            raise KeyLimitReached(
-                f"the API key has made {limit} requests within a minute, its limit",
-                retry_after_s=self._free_in_s(use.at, period, now_s),
-            )
-        use.counted += 1
-        place = use.at + 1 + period % _RING
-        word = self._words[place]
-        self._words[place] = word + 1 if word >> _COUNT_BITS == period else period << _COUNT_BITS | 1
+        use.period = period
+        use.until_s = (period + 1) * PERIOD_S
+        use.counted = self._sum(use.at, period)
+        use.place = use.at + 1 + period % _RING
+        word = self._words[use.place]
+        use.word = word if word >> _COUNT_BITS == period else period << _COUNT_BITS
 
     def _recent(self, at: int, period: int) -> list[int]:
         """The words of a row that count for this period: those of a minute before it, and its own."""

@@ -92,7 +92,7 @@ class Exchange:
 
     @property
     def kept(self) -> object:
-        """What the handler has made of the head; the next request on the connection has it if its head is the same.
+        """What gate and handler have made of the head; the next request on the connection has it if its head is equal.
 
         Its Content-Length may be another one.
         """

@@ -11,8 +11,11 @@ from coordinator.server.chunked import ChunkedBody
 from coordinator.server.limits import ServerLimits
 from coordinator.server.pieces import Pieces
 
-Gate = Callable[[str, str, Headers], None]
-"""Refuses a request by its method, path and headers, before its body is read: raises RequestError."""
+Gate = Callable[[str, str, Headers], object]
+"""Refuses a request by its method, path and headers, before its body is read: raises RequestError.
+
+What it returns is what `Exchange.kept` begins with.
+"""
 
 _JUDGED = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"))
 _PLAIN = frozenset((b"host", b"content-length"))
@@ -128,7 +131,7 @@ class RequestReader:
             if self._judge(version) and len(piece) == self._head_bytes:
                 self.plain_head = piece
             if self._gate is not None and not self.complete:
-                self._gate(self.method, self.path, self.headers)
+                self.kept = self._gate(self.method, self.path, self.headers)
         except RequestError as error:
             self.has_head = True
             self._refuse(error)
