@@ -128,14 +128,14 @@ class FrontDoor:
             await self._engine_call(exchange, match, None)
             return
         try:
-            use = guard.admit(key)
+            use = guard.uses.admit(key)
         except KeyLimitReached as error:
             self._refuse(exchange, error, key)
             return
         try:
             await self._engine_call(exchange, match, key)
         finally:
-            guard.release(use)
+            guard.uses.release(use)
 
     def _key(self, exchange: Exchange) -> Key | None:
         caller = Caller.of(exchange, credentials=False)
@@ -266,7 +266,7 @@ class FrontDoor:
         cells.outcome(record.outcome).inc()
         cells.duration.observe(record.duration_s)
         if self.guard.on:
-            self._metrics.key_requests.labels(record.key or NO_KEY, record.outcome).inc()
+            self._metrics.key_outcome(record.key or NO_KEY, record.outcome)
         self._telemetry.traffic(record.prompt_bytes, record.events)
         self._telemetry.recent.take(record)
         self._telemetry.access.finished(record)

@@ -29,9 +29,8 @@ class AccessLog:
     ) -> None:
         self._log = log
         self._name = log.name
-        self._write = writer.write
+        self._writer = writer
         self._wall = wall
-        self._stamp = Stamper().at
         self.as_json = as_json
 
     @property
@@ -42,9 +41,11 @@ class AccessLog:
     @as_json.setter
     def as_json(self, wanted: bool) -> None:
         self._form = JSON if wanted else TEXT
+        self._stamper = Stamper(self._form.start)
         self._head = self._form.head(self._name)
 
     def finished(self, record: RequestRecord) -> None:
         """Log one request; call it once, when nothing more will happen to it."""
         if self._log.isEnabledFor(logging.INFO):
-            self._write(line(self._form, self._stamp(self._wall()), self._head, record))
+            wall = self._wall
+            self._writer.add(line(self._form, self._stamper.at(wall()), self._head, record))

@@ -34,6 +34,7 @@ class Form:
         words: no and yes.
 
     Attributes:
+        once: what stands between a wire id and the number of events, for one attempt.
         times: format of the three durations in ms, where all are known.
         asked: what the client wanted and who it is: API, path, address, name of the key, model.
         served: what came of it: stream, status, outcome, ids of instances, and whether no wire ids follow.
@@ -48,6 +49,7 @@ class Form:
         self.attempts, self.recomputes, self.events = mark("attempts"), mark("recomputes"), mark("events")
         self.bytes_out, self.prompt_bytes = mark("bytes"), mark("prompt_bytes")
         self.after_wire = quote + self.attempts
+        self.once = f"{self.after_wire}1{self.events}"
         self.queue, self.ttft, self.duration = (f"{mark(name)}%.1f" for name in ("queue_ms", "ttft_ms", "duration_ms"))
         self.times = self.queue + self.ttft + self.duration
         self.asked: Callable[[str, str, str, str, str | None], str] = functools.lru_cache(_KEPT)(self._asked)
@@ -156,7 +158,7 @@ def line(form: Form, stamp: str, head: str, r: RequestRecord) -> str:
 
     Args:
         form: text or JSON.
-        stamp: the time.
+        stamp: the form's start and the time.
         head: what the form puts between that and the request's id.
         r: the request.
     """
@@ -165,22 +167,21 @@ def line(form: Form, stamp: str, head: str, r: RequestRecord) -> str:
         wire = r.wire_ids[0] if len(r.wire_ids) == 1 else ",".join(r.wire_ids)
     # ids are letters and digits, hardly ever anything else, and one look at both costs less than one at each
     ids, bare = ident + wire, not wire
-    if bare or not ident or not ids.isalnum() or not ids.isascii() or len(ids) > VALUE_LIMIT:
+    if bare or not ident or not ids.isascii() or not ids.encode().isalnum() or len(ids) > VALUE_LIMIT:
         ident = form.inner(ident)
         wire = "" if prefill is None else form.inner(wire, WIRE_IDS_LIMIT)
-    asked = form.asked(r.api, r.path[:_CUT_AT], r.client, r.key, model and model[:_CUT_AT])
-    served = form.served(r.stream, r.status, r.outcome, prefill, r.decode, bare)
+    asked, served = form.asked, form.served
+    what = asked(r.api, r.path[:_CUT_AT], r.client, r.key, model and model[:_CUT_AT])
+    came = served(r.stream, r.status, r.outcome, prefill, r.decode, bare)
     if r.queue_s is not None and r.ttft_s is not None:
         times = form.times % (r.queue_s * 1000, r.ttft_s * 1000, r.duration_s * 1000)
     else:
         times = _times(form, r)
-    recomputes = f"{form.recomputes}{r.recomputes}" if r.recomputes else ""
-    trace = "" if r.trace is None else form.field("trace_id", r.trace.id)
-    error = "" if r.error_code is None else form.error(r)
+    tries = form.once if r.attempts == 1 and not r.recomputes and not bare else _tries(form, r, bare=bare)
+    end = form.end if r.trace is None and r.error_code is None else _end(form, r)
     text = (
-        f"{form.start}{stamp}{head}{ident}{asked}{served}{wire}{form.attempts if bare else form.after_wire}{r.attempts}"
-        f"{recomputes}{form.events}{r.events}{form.bytes_out}{r.bytes_out}{form.prompt_bytes}{r.prompt_bytes}"
-        f"{times}{trace}{error}{form.end}"
+        f"{stamp}{head}{ident}{what}{came}{wire}{tries}{r.events}{form.bytes_out}{r.bytes_out}"
+        f"{form.prompt_bytes}{r.prompt_bytes}{times}{end}"
     )
     return text if len(text) <= _SURE_TO_FIT else form.shortened(text)
 
@@ -190,3 +191,14 @@ def _times(form: Form, r: RequestRecord) -> str:
     queue = "" if r.queue_s is None else form.queue % (r.queue_s * 1000)
     ttft = "" if r.ttft_s is None else form.ttft % (r.ttft_s * 1000)
     return queue + ttft + form.duration % (r.duration_s * 1000)
+
+
+def _tries(form: Form, r: RequestRecord, *, bare: bool) -> str:
+    recomputes = f"{form.recomputes}{r.recomputes}" if r.recomputes else ""
+    return f"{form.attempts if bare else form.after_wire}{r.attempts}{recomputes}{form.events}"
+
+
+def _end(form: Form, r: RequestRecord) -> str:
+    trace = "" if r.trace is None else form.field("trace_id", r.trace.id)
+    error = "" if r.error_code is None else form.error(r)
+    return trace + error + form.end

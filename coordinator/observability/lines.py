@@ -91,11 +91,16 @@ def cut_line(line: str) -> str:
 
 
 class Stamper:
-    """ISO 8601 time stamps in UTC with milliseconds; the part down to the second is made once a second."""
+    """ISO 8601 time stamps in UTC with milliseconds; the part down to the second is made once a second.
 
-    __slots__ = ("_prefix", "_second_s")
+    Args:
+        before: what stands before each stamp.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_before", "_prefix", "_second_s")
+
+    def __init__(self, before: str = "") -> None:
+        self._before = before
         self._second_s = -1.0
         self._prefix = ""
 
@@ -108,7 +113,7 @@ class Stamper:
         part_s = now_s - self._second_s
         if not 0.0 <= part_s < 1.0:
             second = int(now_s)
-            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
+            self._prefix = self._before + time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
             self._second_s = float(second)
             part_s = now_s - second
         return self._prefix + _MILLIS[trunc(part_s * 1000)]

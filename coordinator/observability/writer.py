@@ -37,7 +37,14 @@ class LineWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, line: str) -> None:
-        """Add one line; it has no line end of its own. Hot.
+        """Add one line; it has no line end of its own."""
+        self.add(line)
+        # the age counts where the timer does not fire: its loop is gone or does not get to it
+        if self._lines and self._clock() > self._late_s:
+            self._look(first=False)
+
+    def add(self, line: str) -> None:
+        """The same, for what an event loop's own work writes again and again: such a loop gets to its timer. Hot.
 
         It takes no lock: appending to a list is one step for all threads, and `flush` takes out what it has seen and
         nothing else. Whoever finds the list empty, or nobody to write it, sees to that under the lock.
@@ -46,8 +53,7 @@ class LineWriter:
         first = not lines
         lines.append(line)
         self._chars += len(line)  # of two threads at once, one may not count: it is no more than a measure
-        # the age counts where the timer does not fire: its loop is gone or does not get to it
-        if first or self._chars >= FLUSH_CHARS or self._timer is None or self._clock() > self._late_s:
+        if first or self._chars >= FLUSH_CHARS or self._timer is None:
             self._look(first=first)
 
     def flush(self) -> None:

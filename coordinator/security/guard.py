@@ -1,37 +1,34 @@
 """Who may use the data plane, and how much."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from coordinator.security.keys import Key, Keyring, RawHeaders
-from coordinator.security.uses import KeyUses, Use, own_words
+from coordinator.security.uses import KeyUses, own_words
 
 
 class Guard:
     """Lets everybody in until it is given keys; from then on those alone.
 
     Args:
-        uses: counts what keys are used for.
+        uses: see `Attributes`; None: some of its own.
 
     Attributes:
         on: whether a key is needed.
-        admit: see `KeyUses.admit`.
-        release: see `KeyUses.release`.
+        uses: says how much a key may be used.
     """
 
     def __init__(self, uses: KeyUses | None = None) -> None:
         self.on = False
-        self._uses = uses or KeyUses(own_words())
+        self.uses = uses or KeyUses(own_words())
         self._ring = Keyring(())
         self._keys: dict[int, Key] = {}
-        self.admit: Callable[[Key], Use] = self._uses.admit
-        self.release: Callable[[Use], None] = self._uses.release
 
     def take(self, keys: Sequence[Key] | None) -> None:
         """Take these keys in place of those before; requests that run go on. None: nobody needs one."""
         self.on = keys is not None
         self._ring = Keyring(keys or ())
         self._keys = {key.slot: key for key in keys or ()}
-        self._uses.assign({key.name: key.slot for key in keys or ()})
+        self.uses.assign({key.name: key.slot for key in keys or ()})
 
     def find(self, headers: RawHeaders, found: Key | None = None) -> Key | None:
         """The key of a request; None where none is needed. Hot.

@@ -101,7 +101,8 @@ class KeyUses:
             raise KeyLimitReached(f"the API key has {most} requests in flight, its limit", retry_after_s=1)
         most = key.requests_per_minute
         if most is not None:
-            now_s = self._clock()
+            clock = self._clock
+            now_s = clock()
             if now_s >= use.until_s:
                 self._turn(use, now_s)
             if (use.counted + self._minute_elsewhere(use) if others else use.counted) >= most:

@@ -96,5 +96,5 @@ def test_each_field_of_the_request_line_has_a_row():
             setattr(record, name, ["1"] if "list" in str(parameter.annotation) else 1 if name[-2:] == "_s" else "1")
     record.stream, record.recomputes = True, 1
     record.trace = Trace(1, 1, 0, True, b"", 0.0, 0.0, "POST")
-    fields = json.loads(line(JSON, "", JSON.head(""), record))
+    fields = json.loads(line(JSON, JSON.start, JSON.head(""), record))
     assert set(fields) - {"time", "level", "logger", "message"} == rows

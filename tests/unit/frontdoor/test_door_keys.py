@@ -8,7 +8,7 @@ from door_world import World
 
 from coordinator.core.errors import InvalidKey
 from coordinator.frontdoor.headers import forwardable
-from coordinator.security.keys import Key, new_hash, split_hash
+from coordinator.security.keys import Key, Keyring, new_hash, split_hash
 from coordinator.security.proxies import TrustedProxies
 
 CHAT = "/v1/chat/completions"
@@ -99,6 +99,53 @@ async def test_a_bad_body_counts_and_gives_its_place_back(world):
     for _ in range(3):
         made = await world.ask(CHAT, b"{", headers=GOOD)
         assert made.writes[0].startswith(b"HTTP/1.1 400 ")
+
+
+def headers_of(*lines):
+    return tuple((name.lower().encode(), value.encode()) for name, value in (line.split(": ") for line in lines))
+
+
+async def ask_after_gate(world, between=None):
+    """A request whose body comes after its head, with something in between."""
+    made = Client(CHAT, BODY, headers=GOOD)
+    made.exchange.passed = world.door.gate("POST", CHAT, made.exchange.headers)
+    if between is not None:
+        between()
+    await world.door.handle(made.exchange)
+    return made
+
+
+async def test_what_the_gate_has_found_is_not_looked_for_again(world, monkeypatch):
+    looked = []
+    find = Keyring.find
+    monkeypatch.setattr(Keyring, "find", lambda self, headers: (looked.append(headers), find(self, headers))[1])
+    made = await ask_after_gate(world)
+    assert made.status == 200
+    assert looked == [made.exchange.headers]
+
+
+@pytest.mark.parametrize(
+    ("keys", "status"),
+    [
+        ([key("team-b", "the-key-of-team-b")], 401),
+        ([key("team-a", "another-key-of-team-a")], 401),
+        ([], 401),
+        ([key("team-a-as-well")], 200),
+        (None, 200),
+    ],
+)
+async def test_keys_that_are_exchanged_between_head_and_body_count(world, keys, status):
+    made = await ask_after_gate(world, lambda: world.door.guard.take(keys))
+    assert made.status == status
+    assert world.lines.records[0].key == (keys[0].name if keys and status == 200 else "")
+
+
+@pytest.mark.parametrize("headers", [(), headers_of(*GOOD, "Authorization: Bearer x"), headers_of("api-key: wrong")])
+def test_the_gate_lets_pass_what_needs_no_key_whatever_it_carries(world, headers):
+    assert world.door.gate("GET", "/v2/health/ready", headers) is None
+    assert world.door.gate("POST", "/nowhere", headers) is None
+    with pytest.raises(InvalidKey):
+        world.door.gate("POST", CHAT, headers)
 
 
 async def test_keys_that_are_exchanged_count_at_once(world):

@@ -74,7 +74,7 @@ def in_text(name, value):
 @given(records())
 def test_text_is_its_fields_one_after_the_other(record):
     fields = (f" {name}={in_text(name, value)}" for name, value in expected(record))
-    found = line(TEXT, "NOW", TEXT.head("log"), record)
+    found = line(TEXT, TEXT.start + "NOW", TEXT.head("log"), record)
     whole = "NOW INFO log request" + "".join(fields)
     if len(whole.encode()) <= LINE_LIMIT_BYTES:
         assert found == whole
@@ -84,7 +84,7 @@ def test_text_is_its_fields_one_after_the_other(record):
 
 @given(records())
 def test_json_is_the_same_fields_but_for_empty_texts(record):
-    found = json.loads(line(JSON, "NOW", JSON.head("log"), record))
+    found = json.loads(line(JSON, JSON.start + "NOW", JSON.head("log"), record))
     head = {name: found.pop(name) for name in ("time", "level", "logger", "message")}
     assert head == {"time": "NOW", "level": "INFO", "logger": "log", "message": "request"}
     wanted = {
@@ -114,7 +114,7 @@ def test_what_differs_in_one_field_alone_is_not_mixed_up(form):
         api, path, client, key, model, stream, status, outcome, prefill, decode = changes
         record = RequestRecord("i", api, path, client, key, stream, model, status, outcome, prefill, decode, ["1"])
         if prefill is not None or decode is None:
-            seen.add(line(form, "", form.head("log"), record))
+            seen.add(line(form, form.start, form.head("log"), record))
     assert len(seen) == 2**8 * 3
 
 
@@ -123,8 +123,8 @@ def test_what_is_kept_is_bounded_however_long_the_texts_are(form):
     form.asked.cache_clear()
     for i in range(50):
         text = f"{i}" + "x" * 10_000
-        line(form, "", form.head("log"), RequestRecord("i", "a", "/" + text, model=text))
-    line(form, "", form.head("log"), RequestRecord("i", "a", "/" + "y" * 10_000, model="y" * 1000))
-    line(form, "", form.head("log"), RequestRecord("i", "a", "/" + "y" * 20_000, model="y" * 2000))
+        line(form, form.start, form.head("log"), RequestRecord("i", "a", "/" + text, model=text))
+    line(form, form.start, form.head("log"), RequestRecord("i", "a", "/" + "y" * 10_000, model="y" * 1000))
+    line(form, form.start, form.head("log"), RequestRecord("i", "a", "/" + "y" * 20_000, model="y" * 2000))
     assert form.asked.cache_info().currsize == 51
     assert form.asked.cache_info().maxsize <= 4096

@@ -1,7 +1,11 @@
+import calendar
 import re
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.core.errors import Side
 from coordinator.observability.lines import CUT, LINE_LIMIT_BYTES, Stamper, cut_line, field, printable, quoted, scalar
@@ -105,3 +109,15 @@ def test_stamps():
     assert stamp(1_700_000_000.75) == "2023-11-14T22:13:20.750Z"
     assert stamp(1_700_000_001.9999) == "2023-11-14T22:13:21.999Z"
     assert stamp(1_700_000_000.5) == "2023-11-14T22:13:20.500Z"
+    assert Stamper("at ").at(1_700_000_000.0) == "at 2023-11-14T22:13:20.000Z"
+
+
+@given(st.floats(0, 4e9), st.floats(-2, 2))
+def test_stamps_are_the_same_whatever_came_before(now_s, step_s):
+    stamp = Stamper()
+    stamp.at(now_s)
+    then_s = max(0.0, now_s + step_s)
+    assert stamp.at(then_s) == Stamper().at(then_s)
+    seconds, _, millis = stamp.at(then_s).removesuffix("Z").partition(".")
+    assert calendar.timegm(time.strptime(seconds, "%Y-%m-%dT%H:%M:%S")) == int(then_s)
+    assert int(millis) == int((then_s - int(then_s)) * 1000)

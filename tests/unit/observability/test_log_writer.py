@@ -149,6 +149,38 @@ async def test_a_line_of_another_thread_is_not_lost(stream):
     assert "".join(stream.writes) == "a\nb\n"
 
 
+async def test_lines_of_many_threads_at_once_are_all_written_once(stream):
+    writer = LineWriter(stream)
+    names = [f"thread {thread} line {line}" for thread in range(4) for line in range(300)]
+    threads = [
+        threading.Thread(target=lambda part=names[at::4]: [writer.add(name) for name in part], daemon=True)
+        for at in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        writer.add("mine")
+        writer.flush()
+    writer.flush()
+    lines = "".join(stream.writes).splitlines()
+    assert sorted(line for line in lines if line != "mine") == sorted(names)
+
+
+def test_a_line_that_comes_while_others_are_written_is_not_lost(writer, stream, loop):
+    flush = stream.flush
+
+    def interrupted():
+        stream.flush = flush
+        writer.add("b")
+        flush()
+
+    stream.flush = interrupted
+    writer.add("a")
+    loop.fire()
+    loop.fire()
+    assert stream.writes == ["a\n", "b\n"]
+
+
 def test_writing_from_within_a_write_does_not_lock_up(writer, stream):
     write = stream.write
 

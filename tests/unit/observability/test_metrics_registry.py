@@ -185,3 +185,14 @@ def test_text_format(metrics):
 def test_label_values_are_escaped(metrics):
     metrics.missing_kv.labels('a"b\\c\nd').inc()
     assert value(metrics.render(), "missing_kv_total", engine='a"b\\c\nd') == 1
+
+
+def test_requests_of_a_key_are_counted_until_it_is_forgotten_and_then_from_the_start():
+    metrics = Metrics([])
+    for outcome in (Outcome.OK, Outcome.OK, Outcome.REJECTED):
+        metrics.key_outcome("a", outcome)
+    metrics.key_outcome("b", Outcome.OK)
+    assert metrics.key_requests.snapshot() == {("a", "ok"): [2], ("a", "rejected"): [1], ("b", "ok"): [1]}
+    metrics.forget_key("a")
+    metrics.key_outcome("a", Outcome.OK)
+    assert metrics.key_requests.snapshot() == {("a", "ok"): [1], ("b", "ok"): [1]}

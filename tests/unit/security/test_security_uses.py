@@ -93,6 +93,16 @@ def test_no_minute_holds_more_than_the_limit_and_none_is_wasted(limit, gaps_s):
         assert sum(then_s - 60 < other_s <= then_s for other_s in admitted_s) <= limit
 
 
+def test_what_one_process_has_counted_in_a_period_another_one_finds_there():
+    clock = Clock()
+    words = memoryview(bytearray(size_bytes(2))).cast("q")
+    key = made(requests_per_minute=10)
+    assert count_admitted(uses(clock, words, 0), key, 4) == 4
+    assert count_admitted(uses(clock, words, 0), key, 3) == 3  # it was started again
+    clock.now_s += 5
+    assert count_admitted(uses(clock, words, 1), key, 10) == 3
+
+
 def test_processes_count_together():
     clock = Clock()
     words = memoryview(bytearray(size_bytes(3))).cast("q")

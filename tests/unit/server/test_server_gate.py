@@ -19,6 +19,7 @@ class Gate:
         self.asked.append((method, path, dict(headers)[b"x-key"]))
         if self._error is not None:
             raise self._error
+        return "what it has found"
 
 
 @pytest.mark.parametrize("framing", [LENGTH, CHUNKS, LENGTH + EXPECT])
@@ -40,10 +41,11 @@ def test_one_that_is_let_in_is_read_and_asked_about_once():
         reader.feed(bytes((byte,)))
     assert (reader.complete, reader.body, reader.refusal) == (True, b"hello", None)
     assert len(gate.asked) == 1
+    assert reader.passed == "what it has found"
 
 
 def test_one_without_a_body_is_left_to_its_handler():
     gate = Gate(InvalidKey("no"))
     reader = RequestReader(ServerLimits(), gate)
     reader.feed(HEAD.replace(b"POST", b"GET") + b"\r\n")
-    assert (reader.complete, reader.refusal, gate.asked) == (True, None, [])
+    assert (reader.complete, reader.refusal, reader.passed, gate.asked) == (True, None, None, [])
