@@ -108,7 +108,7 @@ def headers_of(*lines):
 async def ask_after_gate(world, between=None):
     """A request whose body comes after its head, with something in between."""
     made = Client(CHAT, BODY, headers=GOOD)
-    made.exchange.passed = world.door.gate("POST", CHAT, made.exchange.headers)
+    made.exchange.kept = world.door.gate("POST", CHAT, made.exchange.headers)
     if between is not None:
         between()
     await world.door.handle(made.exchange)

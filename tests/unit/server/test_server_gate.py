@@ -41,11 +41,11 @@ def test_one_that_is_let_in_is_read_and_asked_about_once():
         reader.feed(bytes((byte,)))
     assert (reader.complete, reader.body, reader.refusal) == (True, b"hello", None)
     assert len(gate.asked) == 1
-    assert reader.passed == "what it has found"
+    assert reader.kept == "what it has found"
 
 
 def test_one_without_a_body_is_left_to_its_handler():
     gate = Gate(InvalidKey("no"))
     reader = RequestReader(ServerLimits(), gate)
     reader.feed(HEAD.replace(b"POST", b"GET") + b"\r\n")
-    assert (reader.complete, reader.refusal, reader.passed, gate.asked) == (True, None, None, [])
+    assert (reader.complete, reader.refusal, reader.kept, gate.asked) == (True, None, None, [])
