@@ -24,7 +24,7 @@ from coordinator.core.errors import (
 )
 from coordinator.core.request import Deadlines, Headers, Request
 from coordinator.dispatch import Dispatcher
-from coordinator.frontdoor.caller import Caller
+from coordinator.frontdoor.caller import OPEN, Caller, caller_of, key_of, let_in
 from coordinator.frontdoor.models import ModelNames
 from coordinator.frontdoor.own import OwnAnswers
 from coordinator.frontdoor.reading import BodyReader
@@ -41,7 +41,6 @@ from coordinator.wire.json_edit import IndexedRequest
 
 ID_MASK = (1 << 64) - 1
 SPREAD = 0x9E3779B97F4A7C15  # odd, so no two of 2**64 ids are equal; neighbours look nothing alike
-OPEN = frozenset(("live", "ready"))  # operations that need no key: probes
 NO_KEY = "-"
 TRACE = logging.getLogger("pd_coordinator.api")
 
@@ -117,7 +116,7 @@ class FrontDoor:
             return
         guard = self.guard
         try:
-            key = self._key(exchange) if guard.on and match.operation not in OPEN else None
+            key = key_of(exchange, guard) if match.operation not in OPEN else None
         except InvalidKey as error:
             self._refuse(exchange, error)
             return
@@ -137,11 +136,6 @@ class FrontDoor:
         finally:
             guard.uses.release(use)
 
-    def _key(self, exchange: Exchange) -> Key | None:
-        caller = Caller.of(exchange, credentials=False)
-        caller.key = key = self.guard.find(exchange.headers, caller.key)
-        return key
-
     def gate(self, method: str, path: str, headers: Headers) -> Caller | None:
         """Refuse a request before its body is read: a stranger must not have us keep one.
 
@@ -156,19 +150,7 @@ class FrontDoor:
         Raises:
             InvalidKey: it needs a key and has none that is valid.
         """
-        if not self.guard.on:
-            return None
-        try:
-            key = self.guard.find(headers)
-        except InvalidKey:
-            try:
-                match = self._table.match(method, path)
-            except (UnknownPath, WrongMethod):
-                return None  # refused in its turn
-            if match.operation in OPEN:
-                return None
-            raise
-        return Caller(headers, credentials=False, key=key)
+        return let_in(self.guard, self._table, method, path, headers)
 
     def _refuse(self, exchange: Exchange, error: RequestError, key: Key | None = None) -> None:
         """Answer what is wrong before any family could read it."""
@@ -239,7 +221,7 @@ class FrontDoor:
             path, body = family.renamed(path, body, model)
             ask = replace(ask, model=model)
         arrived_s, settings = exchange.arrived_s, self.settings
-        headers = Caller.of(exchange, credentials=not self.guard.on).headers
+        headers = caller_of(exchange, self.guard).headers
         request = Request(
             id=record.id,
             api=family.name,
@@ -289,7 +271,7 @@ class FrontDoor:
     # --- both
 
     def _record(self, exchange: Exchange, family: Family, key: Key | None = None) -> RequestRecord:
-        ident = Caller.of(exchange, credentials=not self.guard.on).ident or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
+        ident = caller_of(exchange, self.guard).ident or f"{next(self._ids) * SPREAD & ID_MASK:016x}"
         client = self.proxies.client(exchange.peer, exchange.headers)
         record = RequestRecord(ident, family.name, exchange.path, client, "" if key is None else key.name)
         if self.tracer is not None:

@@ -166,7 +166,7 @@ def line(form: Form, stamp: str, head: str, r: RequestRecord) -> str:
     if prefill is not None:
         wire = r.wire_ids[0] if len(r.wire_ids) == 1 else ",".join(r.wire_ids)
     # ids are letters and digits, hardly ever anything else, and one look at both costs less than one at each
-    ids, bare = ident + wire, not wire
+    ids, bare = f"{ident}{wire}", not wire
     if bare or not ident or not ids.isascii() or not ids.encode().isalnum() or len(ids) > VALUE_LIMIT:
         ident = form.inner(ident)
         wire = "" if prefill is None else form.inner(wire, WIRE_IDS_LIMIT)

@@ -62,12 +62,14 @@ class Exchange:
         gone: the client left before that.
         congested: the client takes its answer more slowly than it is written.
         on_writable: called when that is over.
+        kept: what gate and handler have made of the head. The next request on the connection has it if its head is the
+            same; its Content-Length may be another one.
     """
 
     __slots__ = (
         "_chunked", "_head_only", "_link", "_plain", "_request", "_reusable", "_transport", "arrived_s", "body",
-        "congested", "finished", "gone", "headers", "http_10", "method", "on_writable", "path", "peer", "query",
-        "refusal", "started", "target",
+        "congested", "finished", "gone", "headers", "http_10", "kept", "method", "on_writable", "path", "peer",
+        "query", "refusal", "started", "target",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: RequestReader, body: bytes, refusal: RequestError | None) -> None:
@@ -89,18 +91,11 @@ class Exchange:
         self._head_only = request.method == "HEAD"
         self._chunked = self._plain = False
         self._request = request
+        self.kept = request.kept
 
-    @property
-    def kept(self) -> object:
-        """What gate and handler have made of the head; the next request on the connection has it if its head is equal.
-
-        Its Content-Length may be another one.
-        """
-        return self._request.kept
-
-    @kept.setter
-    def kept(self, made: object) -> None:
-        self._request.kept = made
+    def keep(self, made: object) -> None:
+        """Set `kept`."""
+        self.kept = self._request.kept = made
 
     def header(self, name: bytes) -> bytes | None:
         """First value of a header; `name` in lower case."""

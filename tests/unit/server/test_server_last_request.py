@@ -113,7 +113,8 @@ async def test_what_was_made_of_a_head_is_found_with_the_next_of_its_kind_alone(
     wire = Wire(answer)
     await wire.feed(FIRST)
     assert wire.exchange.kept is None
-    wire.exchange.kept = made = object()
+    made = object()
+    wire.exchange.keep(made)
     await wire.feed(FOLLOWERS["another length"])
     assert wire.exchange.kept is made
     await wire.feed(FOLLOWERS["another key"])
