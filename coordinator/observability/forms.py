@@ -7,6 +7,7 @@ known is left out.
 
 import functools
 from collections.abc import Callable
+from math import trunc
 from typing import Final
 
 import msgspec
@@ -19,6 +20,12 @@ from .record import RequestRecord
 
 WIRE_IDS_LIMIT: Final = 400
 _KEPT: Final = 4096
+
+# to write a number down takes longer than all else that is done for it, and most are small: those are written already
+_COUNTED: Final = 2048
+_COUNTS: Final = tuple(map(str, range(_COUNTED)))
+_TIMED: Final = 8192
+_TENTHS: Final = tuple(f"{tenths / 10:.1f}" for tenths in range(_TIMED))
 _HEAD: Final = ("time", "level", "logger", "message")
 _CUT_AT: Final = VALUE_LIMIT + 1  # what stands behind makes no difference to a value, which is cut before it
 _SURE_TO_FIT: Final = LINE_LIMIT_BYTES // 4  # so many characters never make more bytes
@@ -35,10 +42,14 @@ class Form:
 
     Attributes:
         once: what stands between a wire id and the number of events, for one attempt.
-        times: format of the three durations in ms, where all are known.
         asked: what the client wanted and who it is: API, path, address, name of the key, model.
         served: what came of it: stream, status, outcome, ids of instances, and whether no wire ids follow.
     """
+
+    __slots__ = (
+        "_between", "_words", "after_wire", "asked", "attempts", "bytes_out", "duration", "end", "events", "once",
+        "prompt_bytes", "queue", "quote", "recomputes", "served", "start", "ttft",
+    )  # fmt: skip
 
     def __init__(self, ends: tuple[str, str], between: tuple[str, str], quote: str, words: tuple[str, str]) -> None:
         self.start, self.end = ends
@@ -50,8 +61,7 @@ class Form:
         self.bytes_out, self.prompt_bytes = mark("bytes"), mark("prompt_bytes")
         self.after_wire = quote + self.attempts
         self.once = f"{self.after_wire}1{self.events}"
-        self.queue, self.ttft, self.duration = (f"{mark(name)}%.1f" for name in ("queue_ms", "ttft_ms", "duration_ms"))
-        self.times = self.queue + self.ttft + self.duration
+        self.queue, self.ttft, self.duration = mark("queue_ms"), mark("ttft_ms"), mark("duration_ms")
         self.asked: Callable[[str, str, str, str, str | None], str] = functools.lru_cache(_KEPT)(self._asked)
         self.served: Callable[[bool, int, Outcome, str | None, str | None, bool], str]
         self.served = functools.lru_cache(_KEPT)(self._served)
@@ -118,6 +128,8 @@ class Form:
 class _Text(Form):
     """`time level logger message key=value ...`."""
 
+    __slots__ = ()
+
     def head(self, logger: str) -> str:
         return f" INFO {logger} request id="
 
@@ -132,6 +144,8 @@ class _Text(Form):
 
 class _Json(Form):
     """One object."""
+
+    __slots__ = ()
 
     def head(self, logger: str) -> str:
         return f'","level":"INFO","logger":{self.value(logger)},"message":"request","id":"'
@@ -170,27 +184,34 @@ def line(form: Form, stamp: str, head: str, r: RequestRecord) -> str:
     if bare or not ident or not ids.isascii() or not ids.encode().isalnum() or len(ids) > VALUE_LIMIT:
         ident = form.inner(ident)
         wire = "" if prefill is None else form.inner(wire, WIRE_IDS_LIMIT)
+    path, events, bytes_out, prompt_bytes = r.path, r.events, r.bytes_out, r.prompt_bytes
+    if len(path) > VALUE_LIMIT:
+        path = path[:_CUT_AT]
+    if model is not None and len(model) > VALUE_LIMIT:
+        model = model[:_CUT_AT]
     asked, served = form.asked, form.served
-    what = asked(r.api, r.path[:_CUT_AT], r.client, r.key, model and model[:_CUT_AT])
+    what = asked(r.api, path, r.client, r.key, model)
     came = served(r.stream, r.status, r.outcome, prefill, r.decode, bare)
-    if r.queue_s is not None and r.ttft_s is not None:
-        times = form.times % (r.queue_s * 1000, r.ttft_s * 1000, r.duration_s * 1000)
-    else:
-        times = _times(form, r)
     tries = form.once if r.attempts == 1 and not r.recomputes and not bare else _tries(form, r, bare=bare)
     end = form.end if r.trace is None and r.error_code is None else _end(form, r)
     text = (
-        f"{stamp}{head}{ident}{what}{came}{wire}{tries}{r.events}{form.bytes_out}{r.bytes_out}"
-        f"{form.prompt_bytes}{r.prompt_bytes}{times}{end}"
+        f"{stamp}{head}{ident}{what}{came}{wire}{tries}{_COUNTS[events] if events < _COUNTED else events}"
+        f"{form.bytes_out}{_COUNTS[bytes_out] if bytes_out < _COUNTED else bytes_out}"
+        f"{form.prompt_bytes}{_COUNTS[prompt_bytes] if prompt_bytes < _COUNTED else prompt_bytes}{_times(form, r)}{end}"
     )
     return text if len(text) <= _SURE_TO_FIT else form.shortened(text)
 
 
 def _times(form: Form, r: RequestRecord) -> str:
-    """Where not all of the durations are known."""
-    queue = "" if r.queue_s is None else form.queue % (r.queue_s * 1000)
-    ttft = "" if r.ttft_s is None else form.ttft % (r.ttft_s * 1000)
-    return queue + ttft + form.duration % (r.duration_s * 1000)
+    """The durations in ms, to the tenth: as far as they are short, from the table."""
+    queue_s, ttft_s, duration_s = r.queue_s, r.ttft_s, r.duration_s
+    if queue_s is not None and ttft_s is not None:
+        queue, ttft, duration = trunc(queue_s * 1e4 + 0.5), trunc(ttft_s * 1e4 + 0.5), trunc(duration_s * 1e4 + 0.5)
+        if 0 <= (queue | ttft | duration) < _TIMED:  # a power of two: all three are in the range
+            return f"{form.queue}{_TENTHS[queue]}{form.ttft}{_TENTHS[ttft]}{form.duration}{_TENTHS[duration]}"
+    queue_ms = "" if queue_s is None else f"{form.queue}{queue_s * 1000:.1f}"
+    ttft_ms = "" if ttft_s is None else f"{form.ttft}{ttft_s * 1000:.1f}"
+    return f"{queue_ms}{ttft_ms}{form.duration}{duration_s * 1000:.1f}"
 
 
 def _tries(form: Form, r: RequestRecord, *, bare: bool) -> str:

@@ -82,7 +82,7 @@ class Metrics:
         self._declare_gauges()
         self._declare_events()
         self._apis = {api: self._bind(api) for api in apis}
-        self._of_keys: dict[tuple[str, Outcome], CounterCell] = {}
+        self._of_keys: dict[str, dict[Outcome, CounterCell]] = {}
         self.stages = StageMetrics(*(self.stage_duration.labels(stage) for stage in STAGES))
 
     content_type = CONTENT_TYPE
@@ -184,15 +184,16 @@ class Metrics:
 
     def key_outcome(self, key: str, outcome: Outcome) -> None:
         """Count a finished request by the key it came with; hot."""
-        cell = self._of_keys.get((key, outcome))
-        if cell is None:
-            cell = self._of_keys[key, outcome] = self.key_requests.labels(key, outcome)
-        cell.value += 1
+        try:
+            self._of_keys[key][outcome].value += 1
+        except KeyError:
+            cell = self._of_keys.setdefault(key, {})[outcome] = self.key_requests.labels(key, outcome)
+            cell.value += 1
 
     def forget_key(self, name: str) -> None:
         """Drop the series of a key that is gone."""
         self.key_requests.forget("key", name)
-        self._of_keys = {about: cell for about, cell in self._of_keys.items() if about[0] != name}
+        self._of_keys.pop(name, None)
 
     def forget_instance(self, instance_id: str) -> None:
         """Drop the series of an instance that was removed."""

@@ -18,7 +18,10 @@ PLAIN = st.text(string.ascii_letters + string.digits, min_size=1, max_size=30)
 ANY = st.one_of(
     PLAIN, st.text(max_size=30), st.text(string.ascii_letters + '"\\ =\n\u202e模', min_size=150, max_size=260)
 )
-SECONDS = st.one_of(st.none(), st.floats(0, 10_000))
+# what lies just between two tenths of a millisecond may become either of them
+SPANS = st.one_of(st.floats(0, 0.9), st.floats(0, 10_000), st.integers(0, 10_000).map(lambda tenths: tenths / 10_000))
+SPANS = SPANS.filter(lambda span_s: span_s * 10_000 % 1 != 0.5)
+COUNTS = st.one_of(st.integers(0, 3000), st.integers(0, 10**12))
 
 
 @st.composite
@@ -31,10 +34,9 @@ def records(draw):
     if draw(st.booleans()):
         record.prefill, record.decode = draw(ANY), draw(st.none() | ANY)
         record.wire_ids = draw(st.lists(ANY, max_size=3))
-    record.attempts, record.recomputes, record.events = (draw(st.integers(0, 10**6)) for _ in range(3))
-    record.bytes_out, record.prompt_bytes = draw(st.integers(0, 10**12)), draw(st.integers(0, 10**9))
-    record.queue_s, record.ttft_s = draw(SECONDS), draw(SECONDS)
-    record.duration_s = draw(st.floats(0, 10_000))
+    record.attempts, record.recomputes = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    record.events, record.bytes_out, record.prompt_bytes = draw(COUNTS), draw(COUNTS), draw(COUNTS)
+    record.queue_s, record.ttft_s, record.duration_s = draw(st.none() | SPANS), draw(st.none() | SPANS), draw(SPANS)
     if draw(st.booleans()):
         record.trace = Trace(7, 1, 0, True, b"", 0.0, 0.0, "POST")
     if draw(st.booleans()):
@@ -116,6 +118,16 @@ def test_what_differs_in_one_field_alone_is_not_mixed_up(form):
         if prefill is not None or decode is None:
             seen.add(line(form, form.start, form.head("log"), record))
     assert len(seen) == 2**8 * 3
+
+
+def test_short_spans_and_small_counts_are_written_as_all_others():
+    for number in range(9000):
+        record = RequestRecord("i", "a", "/", events=number, duration_s=number / 10_000, queue_s=0.0, ttft_s=1.0)
+        longer = json.loads(line(JSON, JSON.start, JSON.head(""), record))
+        record.ttft_s = 0.0
+        found = json.loads(line(JSON, JSON.start, JSON.head(""), record))
+        assert found | {"ttft_ms": 1000.0} == longer
+        assert (found["events"], found["duration_ms"]) == (number, number / 10)
 
 
 @pytest.mark.parametrize("form", [TEXT, JSON])
