@@ -6,7 +6,16 @@ import sys
 import pytest
 
 from bench import instructions
-from bench.instructions import CALIBRATION, Count, NotCounted, count, interpreter, judge, read_baseline
+from bench.instructions import (
+    CALIBRATION,
+    Count,
+    NotCounted,
+    count,
+    interpreter,
+    judge,
+    judge_surcharges,
+    read_baseline,
+)
 from bench.loops import LOOPS
 
 
@@ -29,6 +38,14 @@ class TestJudge:
     def test_a_loop_without_baseline_and_a_baseline_without_loop(self):
         found = judge(self.counts(relay=2.0, encoder=1.0), self.BASELINE, 0.15)
         assert found == ["encoder: has no baseline", "parser: is in the baseline and was not counted"]
+
+
+@pytest.mark.parametrize(("instructions_of_both", "wrong"), [(109, 0), (111, 1)])
+def test_a_surcharge_is_judged_by_the_same_run(instructions_of_both, wrong):
+    counts = {"plain": Count(100, 2.0), "both": Count(instructions_of_both, 2.2)}
+    found = judge_surcharges(counts, {"both": ("plain", 0.10)})
+    assert len(found) == wrong
+    assert all(text == "both: +11.0% to plain, +10% is allowed" for text in found)
 
 
 def test_the_baseline_covers_every_loop():
@@ -56,13 +73,15 @@ def test_loops_that_fail_are_not_taken_for_a_missing_tool(monkeypatch, tmp_path)
 @pytest.mark.slow
 def test_no_regression():
     baseline = read_baseline().get(interpreter())
-    if baseline is None:
-        pytest.skip(
-            f"no baseline for {interpreter()} in {instructions.BASELINE.name}: `python -m bench.instructions --save`"
-        )
     try:
         counts = count()
     except NotCounted as error:
         pytest.skip(str(error))
+    dear = judge_surcharges(counts)
+    assert not dear, "\n".join(dear)
+    if baseline is None:
+        pytest.skip(
+            f"no baseline for {interpreter()} in {instructions.BASELINE.name}: `python -m bench.instructions --save`"
+        )
     found = judge(counts, baseline)
     assert not found, "\n".join([*found, "if that is meant: python -m bench.instructions --save", sys.version])
