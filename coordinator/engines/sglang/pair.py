@@ -18,9 +18,10 @@ from coordinator.transport.request import GivenHeaders
 from coordinator.transport.scope import Scope
 from coordinator.transport.stream import Stream
 
-BLAME_WAIT_S = 0.25  # how long a failure that blames the other leg waits for that leg's own
+BLAME_WAIT_S = 0.25  # how long a failure that may be the other leg's waits for that leg's own
 REFUSAL_WAIT_S = 0.5  # how long the text of an error answer is waited for
 FIRST_FAILURE = 500
+SAID = ("engine_error", "http_5xx")  # failures that an engine has put into words
 PREFILL_WAIT_S = 5.0  # how long a complete answer waits for what prefill adds to it
 
 
@@ -77,6 +78,7 @@ class Pair:
         self._sent_well = False  # prefill has answered, and no failure
         self._gave_up: RequestError | None = None  # prefill's failure that blames decode
         self._blamed = False  # decode has failed, and blames prefill
+        self._spoke: RequestError | None = None  # how decode failed, in words that name nobody; prefill may be why
         self._doomed = False  # nothing of decode's may reach the client any more
         self._decode_error: RequestError | None = None  # how it failed after that
         self._overheard: PrefillLeg | None = None  # what listens to a decode whose answer is not wanted any more
@@ -119,7 +121,7 @@ class Pair:
     def _let_go(self) -> None:
         """Keep neither errors, whose tracebacks know this pair, nor legs that tell it: both would be cycles."""
         self._decode.let_go()
-        self._gave_up = self._decode_error = None
+        self._gave_up = self._decode_error = self._spoke = None
         self._prefill.part()
         if self._overheard is not None:
             self._overheard.part()
@@ -166,13 +168,18 @@ class Pair:
         if self._decode.stale:
             return StaleConnection(error)
         error, blames_prefill = settled(self._decode.instance, error)
-        if not blames_prefill or self._sent_well:
+        if self._sent_well or not (blames_prefill or self._may_be_prefills(error)):
             return error
         if self._gave_up is not None:
-            return self._gave_up
-        self._blamed = True
+            return self._gave_up if blames_prefill else error
+        self._blamed = blames_prefill
+        self._spoke = None if blames_prefill else error
         await asyncio.sleep(BLAME_WAIT_S)  # prefill's own failure interrupts
-        return late(self._prefill.instance, error) or error
+        return (late(self._prefill.instance, error) if blames_prefill else None) or error
+
+    def _may_be_prefills(self, error: RequestError) -> bool:
+        """Whether decode has said so early that it fails that it may be the quicker one to tell of prefill's failure."""
+        return not self._decode.decoding and isinstance(error, EngineFailed) and error.reason in SAID
 
     # --- called by prefill's leg
 
@@ -199,6 +206,8 @@ class Pair:
         error, blames_decode = settled(self._prefill.instance, error)
         if self._prefill.stale:
             self._end(StaleConnection(error))
+        elif blames_decode and self._spoke is not None:
+            self._end(self._spoke)
         elif blames_decode and not (self._decode.decoding or self._blamed):
             self._gave_up = error
             self._overhear()

@@ -311,6 +311,70 @@ async def test_a_decode_that_blames_prefill_is_not_charged_for_it(world, status)
     assert (error.side, error.reason) == (Side.PREFILL, "reset")
 
 
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_decode_that_is_quicker_to_tell_of_prefills_failure_is_not_guilty(world, opened, monkeypatch):
+    """It may pass prefill's own words on, which name nobody."""
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
+    seen = asyncio.Event()
+
+    async def decode(call):
+        await until(lambda: len(both(world)) == 2)
+        if opened:
+            call.open_stream()
+            call.chunk(event({"error": {"message": "Prefill failed.", "code": 500}}))
+            call.end()
+        else:
+            call.reply(b'{"message":"Prefill failed."}', 500)
+        seen.set()
+
+    async def prefill(call):
+        await seen.wait()
+        await until(lambda: world.client.idle_connections == 1)
+        call.reply(b'{"message":"Prefill failed."}', 500)
+
+    world.prefill.script, world.decode.script = prefill, decode
+    error, out = await fails(world)
+    assert (error.side, error.instance_id, error.reason) == (Side.PREFILL, "p0", "http_5xx")
+    assert not out.started
+
+
+async def test_a_decode_with_a_failure_of_its_own_is_guilty_if_prefill_then_says_that_it_waited(world, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
+
+    async def prefill(call):
+        await until(lambda: world.client.idle_connections == 1)
+        call.reply(b'{"message":"Decode instance could be dead"}', 500)
+
+    world.prefill.script, world.decode.script = prefill, says(500, "out of memory")
+    error, _ = await fails(world)
+    assert (error.side, error.instance_id) == (Side.DECODE, "d0")
+    assert "out of memory" in error.detail
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_once_prefill_has_answered_or_decode_begun_its_failure_waits_for_nothing(world, begun, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
+
+    async def decode(call):
+        await until(lambda: begun or world.client.idle_connections == 1)
+        call.open_stream()
+        if begun:
+            call.chunk(token("a"))
+            await until(lambda: out.started)
+        call.chunk(event({"error": {"message": "out of memory", "code": 500}}))
+        call.end()
+
+    async def prefill(call):
+        if begun:
+            await hang(call)
+        await world.prefill.answer(call)
+
+    out = Out()
+    world.prefill.script, world.decode.script = prefill, decode
+    error, _ = await fails(world, out=out)
+    assert (error.side, error.detail) == (Side.DECODE, "out of memory")
+
+
 @pytest.mark.parametrize("status", [400, 500])
 async def test_a_decode_that_blames_a_sound_prefill_is_guilty_itself(world, status, monkeypatch):
     monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.01)
