@@ -178,7 +178,7 @@ class Pair:
         return (late(self._prefill.instance, error) if blames_prefill else None) or error
 
     def _may_be_prefills(self, error: RequestError) -> bool:
-        """Whether decode has said so early that it fails that it may be the quicker one to tell of prefill's failure."""
+        """Whether decode says so before its first token: it may be the quicker one to tell of prefill's failure."""
         return not self._decode.decoding and isinstance(error, EngineFailed) and error.reason in SAID
 
     # --- called by prefill's leg
