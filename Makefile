@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/pd-coordinator demo $(ARGS)
 
+# three at a time on two cores: a good part of the time goes into waiting
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 # a real vLLM pair, built in a folder of its own (minutes, once); see docs/engines/vllm-real.md
 REAL_VLLM_HOME ?= /tmp/pd-real-vllm-$(shell id -un)

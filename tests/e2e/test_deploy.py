@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import FAST, QUICK_HEALTH, Starter
+from clusters import FAST, QUICK_HEALTH, Starter
 from processes import HOST, Process, call, call_json, until
 from readme_blocks import examples, shape
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from certificates import Authority
-from conftest import cluster_config
+from clusters import cluster_config
 from dialects import CHAT, CHAT_STREAM
 from dns_server import Dns
 from kubernetes_api import KubernetesApi, changed, pod, terminating, write_kubeconfig

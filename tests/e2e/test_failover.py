@@ -1,7 +1,7 @@
 """An instance dies without a word during traffic, and comes back."""
 
 import pytest
-from conftest import FAST
+from clusters import FAST
 from dialects import BY_NAME
 from raw_client import eventually
 from traffic import Traffic

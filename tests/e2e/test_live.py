@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from browser import Browser, find_chromium
 
-pytestmark = pytest.mark.xdist_group("workers")
+pytestmark = pytest.mark.xdist_group("live")
 
 
 @pytest.fixture(params=[1, 2], ids=["one process", "two workers"])

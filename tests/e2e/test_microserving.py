@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import QUICK_HEALTH
+from clusters import QUICK_HEALTH
 from processes import Process, call, until
 
 from instances import tokens

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import cluster_config
+from clusters import cluster_config
 from dialects import CHAT, CHAT_STREAM
 from processes import call
 from raw_client import ask, eventually

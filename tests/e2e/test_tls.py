@@ -13,7 +13,7 @@ from functools import partial
 import openai
 import pytest
 from certificates import Authority
-from conftest import FAST, cluster_config
+from clusters import FAST, cluster_config
 from dialects import CHAT, CHAT_STREAM, MODEL
 from openai import OpenAI
 from processes import HOST, call, call_json, until

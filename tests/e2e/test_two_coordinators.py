@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from conftest import cluster_config
+from clusters import cluster_config
 from dialects import CHAT, CHAT_STREAM
 from raw_client import ask, eventually
 from traffic import open_streams

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import FAST
+from clusters import FAST
 from dialects import BY_NAME, MODEL, events
 from openai import OpenAI
 from processes import call, until

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import QUICK_HEALTH
+from clusters import QUICK_HEALTH
 from processes import NEVER_IN_A_LOG, call, call_json, until
 
 pytest.importorskip("google.protobuf")
