@@ -1,13 +1,12 @@
 """A worker's process as the supervisor sees it."""
 
 import asyncio
-import contextlib
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 
 from coordinator.workers.channel import Channel
+from coordinator.workers.child import Child
 from coordinator.workers.messages import AskMetrics, Drain, Failed, Serving, Snapshot, Start, Up
 
 START_S = 60.0
@@ -31,7 +30,7 @@ class WorkerProcess:
         self.serving = False
         self.snapshot: bytes | None = None
         self._take = take
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._channel: Channel[Up] | None = None
         self._answer: asyncio.Future[Serving | Failed] = asyncio.get_running_loop().create_future()
         self._questions: dict[int, asyncio.Future[None]] = {}
@@ -55,7 +54,7 @@ class WorkerProcess:
             fds = (theirs.fileno(), board_fd)
             # -P: what lies in the current directory must not come before our own modules
             command = (sys.executable, "-P", "-m", "coordinator.workers", *map(str, fds))
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, pass_fds=fds)
+            self._process = Child(command, fds)
             self._channel = await Channel.open(ours, Up, self._heard, self._cut)
         except BaseException:
             ours.close()
@@ -96,9 +95,8 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def refresh_snapshot(self) -> None:
         """Have it tell its metrics; returns without if it is gone before that."""
