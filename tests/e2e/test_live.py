@@ -1,12 +1,14 @@
 """The live feed, the page and `top` of a real coordinator, with one process and with several."""
 
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
+from clusters import Starter
 from dialects import CHAT_STREAM
 from processes import HOST, until
 from traffic import Traffic
@@ -18,12 +20,23 @@ from browser import Browser, find_chromium
 pytestmark = pytest.mark.xdist_group("live")
 
 
-@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
-def loaded(request, start):
+def one_and_two(start, workers):
     """A cluster of one prefill and two decode instances."""
-    return start.cluster(
-        1, 2, server={"workers": request.param, "port": 0, "management_port": 0, "route_headers": True}
-    )
+    return start.cluster(1, 2, server={"workers": workers, "port": 0, "management_port": 0, "route_headers": True})
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])
+def shared(request, tmp_path_factory):
+    with contextlib.closing(Starter(tmp_path_factory.mktemp("cluster"))) as start:
+        yield one_and_two(start, request.param)
+
+
+@pytest.fixture
+def loaded(shared):
+    """A cluster that is idle before and after each test."""
+    yield shared
+    shared.prefill.fault()
+    shared.wait_idle()
 
 
 async def pictures(coordinator, check, within_s=30):
@@ -129,7 +142,10 @@ async def test_the_page(loaded):
         assert all(url.startswith((origin, "data:")) for url in page.requests)
 
 
-def test_listeners_do_not_hold_up_the_end(loaded):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_listeners_do_not_hold_up_the_end(start, workers):
+    loaded = one_and_two(start, workers)
+
     async def listen_and_stop():
         url = f"http://{HOST}:{loaded.coordinator.management_port}/v1/live"
         async with aiohttp.ClientSession() as session, session.get(url) as reply:

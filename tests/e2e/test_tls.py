@@ -1,6 +1,7 @@
 """TLS on our ports and towards engines, with real processes and certificates made on the spot."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import shutil
@@ -13,7 +14,7 @@ from functools import partial
 import openai
 import pytest
 from certificates import Authority
-from clusters import FAST, cluster_config
+from clusters import FAST, Starter, cluster_config
 from dialects import CHAT, CHAT_STREAM, MODEL
 from openai import OpenAI
 from processes import HOST, call, call_json, until
@@ -28,6 +29,13 @@ REFUSED = (ssl.SSLError, ConnectionError, http.client.HTTPException)
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def over_tls(authority, tmp_path_factory):
+    """A cluster whose data port speaks TLS."""
+    with contextlib.closing(Starter(tmp_path_factory.mktemp("cluster"))) as start:
+        yield start.cluster(tls={"data": authority.issue("server").keys})
 
 
 def fetch(port: int, path: str, context: ssl.SSLContext, body: object = None) -> tuple[int, bytes]:
@@ -74,10 +82,9 @@ async def test_the_data_port(start, authority, workers):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl(start, authority):
-    cluster = start.cluster(tls={"data": authority.issue("server").keys})
+def test_curl(over_tls, authority):
     command = ["curl", "-sSN", "--cacert", str(authority.file), "--noproxy", "*", "--max-time", "15", "-v"]
-    url = f"https://{HOST}:{cluster.port}{CHAT_STREAM.path}"
+    url = f"https://{HOST}:{over_tls.port}{CHAT_STREAM.path}"
     done = subprocess.run(
         [*command, url, "-d", json.dumps(CHAT_STREAM.body("Hello"))], capture_output=True, timeout=30, check=True
     )
@@ -87,23 +94,21 @@ def test_curl(start, authority):
     assert "ALPN: server accepted http/1.1" in wire or "ALPN, server accepted to use http/1.1" in wire
 
 
-def test_a_stream_whose_decode_dies_is_broken_off(start, authority):
-    cluster = start.cluster(tls={"data": authority.issue("server").keys})
+def test_a_stream_whose_decode_dies_is_broken_off(over_tls, authority):
     body = CHAT_STREAM.body("Story [[fault:decode_error@3]] [[length:20]]")
     with pytest.raises(http.client.IncompleteRead) as caught:
-        fetch(cluster.port, CHAT_STREAM.path, authority.trust(), body)
+        fetch(over_tls.port, CHAT_STREAM.path, authority.trust(), body)
     assert b'"error"' in caught.value.partial
     assert b"[DONE]" not in caught.value.partial
 
 
-def test_clients_that_leave_free_what_they_held(start, authority):
-    cluster = start.cluster(tls={"data": authority.issue("server").keys})
-    connection = http.client.HTTPSConnection(HOST, cluster.port, context=authority.trust(), timeout=10)
+def test_clients_that_leave_free_what_they_held(over_tls, authority):
+    connection = http.client.HTTPSConnection(HOST, over_tls.port, context=authority.trust(), timeout=10)
     body = CHAT_STREAM.body("Story [[fault:stall@4]] [[length:20]]")
     connection.request("POST", CHAT_STREAM.path, json.dumps(body))
     connection.getresponse().read(10)
     connection.close()
-    cluster.wait_idle()
+    over_tls.wait_idle()
 
 
 def test_clients_and_operators_with_certificates(start, authority, tmp_path):
