@@ -54,6 +54,8 @@ class Security:
             step()
         self._screen.open_metrics = settings.auth.open_metrics
         self._screen.proxies = TrustedProxies(settings.server.trusted_proxies)
+        names = (*settings.server.management_names, settings.server.management_host)
+        self._screen.names = frozenset(map(str.lower, names))
 
     def start(self) -> None:
         """Apply the settings for the first time, and begin to look after the files. Raises ConfigError."""

@@ -44,6 +44,9 @@ class Server(Section):
     port: ListenPort = Field(1025, description="data plane: inference requests; 0: any free port")
     management_host: Host = Field("127.0.0.1", description="address of the management plane")
     management_port: ListenPort = Field(1026, description="instances API, probes, metrics, web page; 0: any free port")
+    management_names: Annotated[tuple[Host, ...], Field(strict=False)] = Field(
+        (), description="names, beyond localhost, at which web pages may change things without a key"
+    )
     metrics_port: ListenPort | None = Field(None, description="set: /metrics moves to this port (MindIE layout: 1028)")
     status_port: ListenPort | None = Field(
         None, description="set: probes are served on this port too (MindIE layout: 1029)"
@@ -60,9 +63,10 @@ class Server(Section):
     @classmethod
     def _empty_list_is_default(cls, value: Any) -> Any:
         """A list whose items are all commented out is null in YAML."""
-        if not isinstance(value, dict) or value.get("trusted_proxies", ()) is not None:
+        if not isinstance(value, dict):
             return value
-        return {key: item for key, item in value.items() if key != "trusted_proxies"}
+        lists = ("trusted_proxies", "management_names")
+        return {key: item for key, item in value.items() if item is not None or key not in lists}
 
 
 class InstanceSettings(BaseModel):

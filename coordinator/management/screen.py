@@ -12,6 +12,7 @@ from coordinator.security.keys import Key, Keyring
 from coordinator.security.proxies import TrustedProxies
 
 from .errors import Refused
+from .pages import FORBIDDEN, READING, refuse_strangers
 
 AUDIT = logging.getLogger("pd_coordinator.audit")
 BEARER = 'Bearer realm="pd-coordinator"'
@@ -19,10 +20,8 @@ CHALLENGE = f'{BEARER}, Basic realm="pd-coordinator"'
 WHO = web.RequestKey("who", str)
 ABOUT = web.RequestKey("about", str)
 """What a call was about beyond its path: the id and address of an instance."""
-READING = frozenset(("GET", "HEAD", "OPTIONS"))
 METRICS = ("/metrics", "/metrics/engines")
 UNAUTHORIZED = 401
-FORBIDDEN = 403
 
 _PATTERN = re.compile(r":[^{}]+}")  # of a template's name; what a route is called has it no more
 
@@ -35,6 +34,7 @@ class Screen:
     Attributes:
         proxies: whose word counts about the addresses of callers.
         open_metrics: whether `/metrics` needs no key.
+        names: lower-case names of ours, for calls from web pages where no key is wanted.
     """
 
     def __init__(self, open_paths: Collection[str], polled: Collection[str]) -> None:
@@ -44,6 +44,7 @@ class Screen:
         self._ring: Keyring | None = None
         self.proxies = TrustedProxies()
         self.open_metrics = True
+        self.names: Collection[str] = ()
 
     def take(self, keys: Sequence[Key] | None) -> None:
         """Take these keys in place of those before; None: nobody needs one."""
@@ -51,7 +52,8 @@ class Screen:
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Ask for a key; browsers may give it as the password of basic credentials."""
+        """Ask for a key, which browsers may give as the password of basic credentials; refuse pages of other sites."""
+        refuse_strangers(request, self.names if self._ring is None else None)
         if self._ring is not None and not self._is_open(_route(request)):
             headers = [(name.lower(), value) for name, value in request.raw_headers]
             try:

@@ -226,6 +226,26 @@ def test_the_address_in_the_log_is_a_proxys_word_only_where_it_is_trusted(start,
     coordinator.said(f"id=behind-a-proxy api=openai path={CHAT.path} client={client} ")
 
 
+def test_without_keys_a_web_page_manages_at_names_of_ours_only(start):
+    """A page whose name resolves to us is of the same origin, for its browser; the live page has to go on working."""
+    cluster = start.cluster()
+    coordinator = cluster.coordinator
+    port = coordinator.management_port
+
+    def drain(host: str) -> int:
+        headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+        return call(port, "/v1/instances/p0/drain", b"", method="POST", headers=headers)[0]
+
+    assert drain("pd.example") == 403
+    assert drain(f"{HOST}:{port}") == drain("localhost") == 200
+    assert call(port, "/", headers={"Host": "pd.example"})[0] == 200
+    cluster.config["server"]["management_names"] = ["PD.example"]
+    coordinator.write_config(cluster.config)
+    coordinator.signal(signal.SIGHUP)
+    until(lambda: drain("pd.example") == 200, "the name is ours")
+    assert drain("evil.example") == 403
+
+
 def test_a_key_that_there_was_can_be_kept(start):
     own = "sk-engine-key-of-old-days"
     line = made("hash", "--name", "old", stdin=own + "\n")

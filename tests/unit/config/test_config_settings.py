@@ -14,6 +14,7 @@ server:
   port: 1025
   management_host: 127.0.0.1
   management_port: 1026
+  management_names: []
   metrics_port: null
   status_port: null
   workers: 1

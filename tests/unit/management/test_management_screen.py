@@ -127,3 +127,13 @@ async def test_keys_that_are_exchanged_count_at_once(ask, plane):
     assert (await ask("/v1/instances", headers=OPS)).status == 401
     plane.screen.take(None)
     assert (await ask("/v1/instances")).status == 200
+
+
+async def test_whoever_shows_a_key_may_use_any_name(ask):
+    named = {**OPS, "Host": "ops.example", "Origin": "http://ops.example"}
+    reply = await ask("/v1/instances", method="POST", json={"id": "i1"}, headers=named)
+    assert reply.status == 201
+    reply = await ask(
+        "/v1/instances", method="POST", json={"id": "i2"}, headers={**named, "Origin": "http://evil.test"}
+    )
+    assert reply.status == 403

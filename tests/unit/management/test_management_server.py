@@ -93,10 +93,52 @@ async def test_a_body_that_cannot_be_expanded_is_a_400(serve):
 async def test_pages_of_other_sites_cannot_change_anything(serve):
     management, call = await serve()
     host, port = management.addresses["management"]
-    assert (await call("POST", "/v1/instances", P1, headers={"Origin": "http://evil.test"}))[0] == 403
-    assert (await call("POST", "/v1/instances", P1, headers={"Origin": "null"}))[0] == 403
-    assert (await call("GET", "/v1/instances", headers={"Origin": "http://evil.test"}))[1] == {"instances": []}
-    assert (await call("POST", "/v1/instances", P1, headers={"Origin": f"http://{host}:{port}"}))[0] == 201
+    strangers = (
+        {"Origin": "http://evil.test"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": f"http://{host}:{port}", "Sec-Fetch-Site": "cross-site"},
+    )
+    for headers in strangers:
+        assert (await call("POST", "/v1/instances", P1, headers=headers))[0] == 403, headers
+        assert (await call("DELETE", "/v1/instances/p1", headers=headers))[0] == 403, headers
+        assert (await call("GET", "/v1/instances", headers=headers))[1] == {"instances": []}
+    own = {"Origin": f"http://{host}:{port}", "Sec-Fetch-Site": "same-origin"}
+    assert (await call("POST", "/v1/instances", P1, headers=own))[0] == 201
+
+
+def at(host, site=None):
+    """What a browser sends for a page that it has from there."""
+    return {"Host": host, "Origin": f"http://{host}"} | ({} if site is None else {"Sec-Fetch-Site": site})
+
+
+async def test_a_page_whose_name_resolves_to_our_address_cannot_change_anything(serve):
+    """DNS rebinding: for the browser it is the same origin, so the name has to be one of ours."""
+    management, call = await serve()
+    management.screen.names = frozenset({"ops.example"})
+    for host in (
+        "evil.test:1026",
+        "evil.test",
+        "ops.example.evil.test",
+        "127.0.0.1.evil.test",
+        "localhost.evil.test",
+        "[",
+    ):
+        for headers in (at(host), at(host, "same-origin"), {"Host": host, "Sec-Fetch-Site": "same-origin"}):
+            status, answer, _ = await call("POST", "/v1/instances", P1, headers=headers)
+            assert status == 403, headers
+            assert "server.management_names" in answer["error"]
+    assert (await call("GET", "/v1/instances", headers=at("evil.test")))[1] == {"instances": []}
+    ours = ("127.0.0.1:1026", "[::1]:1026", "10.0.0.1", "localhost:1026", "LOCALHOST", "Ops.Example:8443")
+    for number, host in enumerate(ours):
+        given = {"id": f"p{number}", "role": "prefill", "url": f"http://10.0.0.1:{8000 + number}"}
+        assert (await call("POST", "/v1/instances", given, headers=at(host, "same-origin")))[0] == 201, host
+
+
+async def test_what_is_no_browser_may_use_any_name(serve):
+    _, call = await serve()
+    assert (await call("POST", "/v1/instances", P1, headers={"Host": "coordinator.pd.svc"}))[0] == 201
 
 
 READY_PATHS = ("/v1/readiness", "/v2/health/ready")
