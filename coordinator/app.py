@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.api.families import FAMILIES
 from coordinator.config import Settings
-from coordinator.controlplane import ControlPlane, InstanceLoad
+from coordinator.controlplane import ControlPlane
 from coordinator.core.instance import Instance
 from coordinator.core.ports import EngineProtocol, KvHolder
 from coordinator.dataplane import DataPlane
@@ -22,10 +22,11 @@ from coordinator.securing import Security
 from coordinator.security.certificates import Certificates
 from coordinator.sight import OwnCounts
 from coordinator.transport.client import HttpClient
+from coordinator.work import InstanceLoad
 
 
 class OwnWork:
-    """The work of this process as the control plane asks for it (controlplane.Work)."""
+    """The work of this process as the control plane asks for it (coordinator.work.Work)."""
 
     def __init__(self, scheduler: Scheduler, engines: Mapping[str, EngineProtocol]) -> None:
         self._scheduler = scheduler
@@ -120,17 +121,13 @@ class App:
         """
         try:
             self.security.start()
-            self.control.take_instances(self.settings)
-            await self.cluster.start()
-            await self.control.discover()
-            self.control.watch()
-            self.management.serving = False
-            await self.management.start()
-            await self.server.listen(self.settings.server.host, self.settings.server.port)
-            self.management.serving = True
+            await self.control.start(self._listen)
         except BaseException:
             await self.aclose()
             raise
+
+    async def _listen(self) -> None:
+        await self.server.listen(self.settings.server.host, self.settings.server.port)
 
     @property
     def settings(self) -> Settings:

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from coordinator import config
 from coordinator.cluster import Changes, Cluster, HealthSettings
@@ -33,66 +32,10 @@ from coordinator.parts import DISTRIBUTION, validate_options
 from coordinator.reloading import Reloader
 from coordinator.sight import ClusterSight, Counted
 from coordinator.transport.client import HttpClient
+from coordinator.work import InstanceLoad, LoadsById, Work
 
 LOG = logging.getLogger("pd_coordinator")
 FROM_FILE = "file"
-
-
-class InstanceLoad(NamedTuple):
-    """What is on one instance.
-
-    Attributes:
-        pinned: live requests whose KV it keeps for decode.
-        left: ended requests whose KV, or the room for it, is still to be released.
-    """
-
-    instance: Instance
-    requests: int
-    blocks: int
-    pinned: int
-    left: int = 0
-
-
-class Work(Protocol):
-    """The work of all processes, as far as gauges and the MindIE controller ask for it."""
-
-    def loads(self) -> Iterable[InstanceLoad]:
-        """What is on each instance."""
-        ...
-
-    def in_flight(self, instance: Instance) -> int:
-        """Requests that still need an instance, be it for its KV alone."""
-        ...
-
-    def in_common(self, prefill_id: str, decode_id: str) -> int:
-        """Requests that run on both instances."""
-        ...
-
-    def live(self) -> int:
-        """Requests that are there."""
-        ...
-
-    def queued(self) -> int:
-        """Requests that wait for an instance."""
-        ...
-
-
-class LoadsById:
-    """Work as the MindIE controller asks for it: by instance id (management.LoadReader)."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self.pair_running = work.in_common
-        self.live = work.live
-
-    def allocated(self, instance_id: str) -> tuple[int, int]:
-        """Requests and KV blocks placed on an instance; its parts, if it is listed as several, together."""
-        found = [load for load in self._work.loads() if load.instance.id == instance_id]
-        return sum(load.requests for load in found), sum(load.blocks for load in found)
-
-    def running(self, instance_id: str) -> int:
-        """Requests that need an instance."""
-        return sum(load.requests + load.pinned for load in self._work.loads() if load.instance.id == instance_id)
 
 
 class FoundByEngine:
@@ -183,10 +126,21 @@ class ControlPlane:
         """Those in force."""
         return self.reloader.settings
 
-    def watch(self) -> None:
-        """Begin to look at what is only looked at now and then."""
+    async def start(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Look after the instances and listen; `serve` opens the data port: until it has, probes say so.
+
+        Raises:
+            OSError: a port cannot be had; what has begun is left to `aclose`.
+        """
+        self.take_instances(self.settings)
+        await self.cluster.start()
+        await self._discover_all()
         self.stages.start()
         self.engine_metrics.start()
+        self.management.serving = False
+        await self.management.start()
+        await serve()
+        self.management.serving = True
 
     async def aclose(self) -> None:
         """Look no more, stop listening, and let the instances go."""
@@ -202,7 +156,7 @@ class ControlPlane:
         await self.cluster.aclose()
         await self.management.aclose()
 
-    async def discover(self) -> None:
+    async def _discover_all(self) -> None:
         """Begin to look for instances, and let engines that find theirs by themselves do so; raises OSError."""
         self._look_for(self.settings)
         for name, engine in self._engines.items():

@@ -1,11 +1,10 @@
 """What the live feed looks at: instances and their work, and what all processes have counted and seen."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from coordinator.cluster import Cluster
-from coordinator.core.abilities import InstanceWork
 from coordinator.core.instance import Address, Instance, Role
 from coordinator.management import StageWatch
 from coordinator.management.live_picture import Look, Row
@@ -13,39 +12,10 @@ from coordinator.observability.instruments import Cells
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.moving import own_part
 from coordinator.observability.recent import Recent, Recently
+from coordinator.work import Work
 
 Counts = Sequence[Mapping[str, Cells]]
 STEADY_S = 2  # rounding must not make a time of change another one
-
-
-class Carried(InstanceWork, Protocol):
-    """What is on one instance; see controlplane.InstanceLoad."""
-
-    @property
-    def pinned(self) -> int:
-        """Live requests whose KV it keeps for decode."""
-        ...
-
-    @property
-    def left(self) -> int:
-        """Ended requests whose KV is still to be released."""
-        ...
-
-
-class Carrying(Protocol):
-    """The work of all processes; see controlplane.Work."""
-
-    def loads(self) -> Iterable[Carried]:
-        """What is on each instance."""
-        ...
-
-    def live(self) -> int:
-        """Requests that are there."""
-        ...
-
-    def queued(self) -> int:
-        """Requests that wait for an instance."""
-        ...
 
 
 class Counted(Protocol):
@@ -78,7 +48,7 @@ class ClusterSight:
     def __init__(
         self,
         cluster: Cluster,
-        work: Carrying,
+        work: Work,
         stages: StageWatch,
         counted: Counted,
         *,

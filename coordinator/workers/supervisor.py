@@ -106,14 +106,7 @@ class Supervisor:
             for name, engine in self._engines.items():
                 self._own(name, engine)
             self.security.start()
-            self.control.take_instances(self.settings)
-            await self.cluster.start()
-            await self.control.discover()
-            self.control.watch()
-            self.management.serving = False
-            await self.management.start()
-            await self.crew.start(self.settings.server.workers)
-            self.management.serving = True
+            await self.control.start(lambda: self.crew.start(self.settings.server.workers))
             self._watching = asyncio.create_task(self._watch(), name="watch workers and instances")
         except BaseException:
             await self.aclose()

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
-from coordinator.controlplane import InstanceLoad
 from coordinator.core.instance import Instance
 from coordinator.scheduler import LoadBoard
+from coordinator.work import InstanceLoad
 from coordinator.workers.slots import Slots
 
 
 class BoardWork:
-    """The work of all workers as the board shows it (controlplane.Work).
+    """The work of all workers as the board shows it (coordinator.work.Work).
 
     Attributes:
         may_come: whether a worker may still choose an instance that is to get no more requests.

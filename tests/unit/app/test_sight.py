@@ -11,13 +11,13 @@ from engine_world import until
 from fake_instances import FakeInstance
 
 from coordinator.cluster import Cluster, HealthSettings
-from coordinator.controlplane import InstanceLoad
 from coordinator.core.instance import Address, Instance, Role
 from coordinator.management import StageWatch
 from coordinator.management.live_picture import COLUMNS, Album
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.recent import Recent
 from coordinator.sight import ClusterSight, OwnCounts
+from coordinator.work import InstanceLoad
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[{"role":"user","content":"tell nobody"}]}'
