@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from typing import TypeVar
 
 from coordinator import config
 from coordinator.config import Settings
-from coordinator.core.instance import Address, Instance, Role
+from coordinator.core.instance import Instance, Role
 from coordinator.doctor.findings import Finding, Report, note
 from coordinator.doctor.handover import Pair, can_pair
 from coordinator.doctor.instances import odd_ones_out
@@ -24,17 +23,15 @@ from coordinator.doctor.machine import (
     check_own_certificates,
     check_ports,
 )
+from coordinator.doctor.running import coordinator_runs
 from coordinator.doctor.ward import EXCLUSIVE, Ward
 from coordinator.parts import load_settings, make_tokenizers, validate_options
 from coordinator.security.certificates import Certificates
 from coordinator.transport.client import HttpClient
-from coordinator.transport.errors import TransportError
-from coordinator.transport.peers import Peer, Peers
 
 LOG = logging.getLogger("pd_coordinator.doctor")
 INSTANCES_AT_ONCE = 32
 PAIRS_AT_ONCE = 8
-RUNNING_S = 2.0
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -156,25 +153,6 @@ def pairs_of(instances: Sequence[Instance]) -> Iterator[Pair]:
 
 def _left_alone(engine: str) -> Finding:
     return note("handover", engine, f"not tested: a coordinator runs, and {EXCLUSIVE[engine]}", "stop it to test this")
-
-
-async def coordinator_runs(settings: Settings) -> bool:
-    """Whether somebody answers on the management port as a coordinator does, be his certificate trusted or not."""
-    server = settings.server
-    if not server.management_port:
-        return False
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.management_host, server.management_host)  # noqa: S104
-    address = Address(host, server.management_port, tls=settings.tls.management.cert_file is not None)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    client = HttpClient(connect_s=RUNNING_S, peers=Peers(Peer(context)))
-    try:
-        reply = await client.fetch(address, b"GET", "/v1/readiness", (), deadline_s=time.monotonic() + RUNNING_S)
-    except TransportError:
-        return False
-    finally:
-        await client.aclose()
-    return b'"ready"' in reply.body
 
 
 async def _each(

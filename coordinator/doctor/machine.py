@@ -1,10 +1,8 @@
 """This machine and this configuration: files, ports, certificates, what is allowed but may not be meant."""
 
-import asyncio
 import errno
 import resource
 import socket
-import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +12,7 @@ from coordinator.config import Settings
 from coordinator.core.instance import Instance
 from coordinator.doctor.dates import Validity, validities, validity
 from coordinator.doctor.findings import Finding, fault, note, ok, warning
+from coordinator.doctor.shown import shown_certificate
 
 SOON = timedelta(days=21)
 RENEW = "put a new one in its place; files are read again when they change"
@@ -111,24 +110,13 @@ async def check_instance_certificate(instance: Instance, within_s: float) -> Fin
     """The dates in the certificate that an https instance shows, be it trusted or not; None: there is none to see."""
     if not instance.address.tls:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        async with asyncio.timeout(within_s):
-            _, writer = await asyncio.open_connection(
-                instance.address.host, instance.address.port, ssl=context, server_hostname=instance.address.host
-            )
-    except (OSError, TimeoutError):
+    der = await shown_certificate(instance.address, within_s)
+    if der is None:
         return None  # that it cannot be reached is told elsewhere
     try:
-        shown: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        der = shown.getpeercert(binary_form=True)
-        return None if der is None else _dated(instance.id, validity(der), "renew the instance's certificate")
+        return _dated(instance.id, validity(der), "renew the instance's certificate")
     except ValueError as error:
         return warning("certificates", instance.id, f"its certificate cannot be read: {error}", "look at it by hand")
-    finally:
-        writer.transport.abort()
 
 
 def _dated(subject: str, found: Validity, advice: str) -> Finding:

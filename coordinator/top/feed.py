@@ -60,13 +60,14 @@ async def listen(source: Source) -> AsyncGenerator[Event]:
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
     headers = {"Accept": "text/event-stream"} | ({"Authorization": f"Bearer {source.key}"} if source.key else {})
+    answered = False
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=LONGEST_EVENT_BYTES) as session,
             session.get(f"{source.url.rstrip('/')}/{PATH}", ssl=source.trust()) as reply,
         ):
             await _check(reply, source)
-            number = 0
+            answered, number = True, 0
             while True:
                 block = await reply.content.readuntil(END)
                 if not block.endswith(END):
@@ -82,11 +83,22 @@ async def listen(source: Source) -> AsyncGenerator[Event]:
     except aiohttp.ClientSSLError as error:
         raise FeedLost(f"no trust in the coordinator's certificate: {error.__cause__ or error}") from error
     except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
-        raise FeedLost("the coordinator cannot be reached") from error
+        cut = isinstance(error.__cause__, ConnectionResetError)  # in the TLS handshake: TCP had come about
+        raise FeedLost(_unanswered(source) if cut else "the coordinator cannot be reached") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise FeedLost("the feed has ended") from error
+        raise FeedLost("the feed has ended" if answered else _unanswered(source)) from error
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise FeedLost("what came is no live feed") from error
+
+
+def _unanswered(source: Source) -> str:
+    """Why a connection ends without an answer. A refused certificate, or the lack of one, shows as nothing else."""
+    ended = "the connection was closed without an answer: "
+    if not source.url.startswith("https:"):
+        return ended + "is this a management port, and does it speak plain http?"
+    if source.cert_file is None:
+        return ended + "does the coordinator want a certificate of yours? Give it with --cert-file"
+    return ended + "does the coordinator accept the certificate of --cert-file, and is it still valid?"
 
 
 async def _check(reply: aiohttp.ClientResponse, source: Source) -> None:

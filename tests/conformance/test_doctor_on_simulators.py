@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import trustme
 from aiohttp import web
+from certificates import Authority
 from engine_world import until
 
 from coordinator.app import App
@@ -326,16 +327,23 @@ async def test_more_pairs_than_are_tried(tmp_path):
         }  # fmt: skip
 
 
-async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("guarded", ["open", "tls", "certificates"])
+async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, guarded):
+    """Also where its management port wants a certificate, which the doctor has none of."""
+
     class Lines:
         def finished(self, record):
             pass
 
+    authority = Authority(tmp_path)
+    tls = {} if guarded == "open" else {"management": authority.issue("server").keys}
+    if guarded == "certificates":
+        tls["management"]["client_ca_file"] = str(authority.file)
     async with Fleet([sim("mindie", "prefill"), sim("mindie", "decode")]) as fleet:
         ports = {"port": free_port(), "management_port": free_port()}
         path = write(
             tmp_path, [row(each, name) for each, name in named(fleet)], server=ports,
-            health={"interval_s": 0.2, "recover_after": 1},
+            health={"interval_s": 0.2, "recover_after": 1}, tls=tls,
         )  # fmt: skip
         app = App(parse(path.read_text(), str(path)), Lines())
         await app.start()
@@ -348,6 +356,21 @@ async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, mon
             assert fleet.decode[0].engine.state()["dresult"]["opened"] == 1
         finally:
             await app.aclose()
+
+
+async def test_another_program_that_wants_certificates_is_no_coordinator_of_ours(tmp_path):
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    issued = theirs.issue("another")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(issued.cert, issued.key)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    keys = {**ours.issue("server").keys, "client_ca_file": str(ours.file)}
+    path = write(tmp_path, [], server={"port": 0, "management_port": port}, tls={"management": keys})
+    report = await examine(path, QUICK)
+    server.close()
+    await server.wait_closed()
+    assert "another program listens there" in found(report, "ports", Level.FAULT)["server.management_port"]
 
 
 class TestCommand:

@@ -5,6 +5,7 @@ import contextlib
 import ssl
 
 import pytest
+from certificates import Authority
 
 from coordinator.security.keys import Key, new_hash, split_hash
 from coordinator.top.feed import FeedLost, KeyRefused, Source, listen
@@ -87,13 +88,55 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close
         (HEAD + b"event: tick\nid: 1\ndata: {}\n\n", "what came is no live feed"),
         (HEAD + b"data: {}\n\n", "what came is no live feed"),
         (HEAD, "the feed has ended"),
-        (b"nonsense\r\n\r\n", "the feed has ended"),
+        (b"nonsense\r\n\r\n", "closed without an answer: is this a management port"),
+        (b"", "does it speak plain http"),
     ],
 )  # fmt: skip
 async def test_other_answers(answer, sentence):
     async with Canned(answer) as url:
         with pytest.raises(FeedLost, match=sentence):
             await take(Source(url), 1)
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+async def guarded(request, tmp_path):
+    """A port that wants a certificate of its authority, (url, authority)."""
+    authority = Authority(tmp_path)
+    own = authority.issue("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
+    context.load_cert_chain(own.cert, own.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.maximum_version = request.param
+
+    async def serve(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(HEAD + b'event: snapshot\ndata: {"n":4}\n\n')
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", authority
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_port_that_wants_a_certificate(guarded, tmp_path):
+    url, authority = guarded
+    (tmp_path / "other").mkdir()
+
+    def bundle(issued):
+        file = issued.cert.with_suffix(".both")
+        file.write_bytes(issued.cert.read_bytes() + issued.key.read_bytes())
+        return file
+
+    with pytest.raises(FeedLost, match=r"want a certificate of yours\? Give it with --cert-file"):
+        await take(Source(url, ca_file=authority.file), 1)
+    strange = bundle(Authority(tmp_path / "other").issue("stranger"))
+    with pytest.raises(FeedLost, match="accept the certificate of --cert-file"):
+        await take(Source(url, ca_file=authority.file, cert_file=strange), 1)
+    ours = bundle(authority.issue("ops"))
+    assert await take(Source(url, ca_file=authority.file, cert_file=ours), 1) == [("snapshot", {"n": 4})]
 
 
 async def test_comments_are_passed_over():
