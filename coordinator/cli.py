@@ -1,4 +1,10 @@
-"""Commands of `pd-coordinator`: parse, call, exit code; no logic."""
+"""Commands of `pd-coordinator`: parse, call, exit code; no logic.
+
+Each imports what it needs when it is asked for: simulated instances start without the server, and the server without
+them.
+"""
+
+# ruff: noqa: PLC0415  # see above
 
 import argparse
 import asyncio
@@ -10,11 +16,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from coordinator import config, demo, doctor, serving
-from coordinator.parts import load_settings
-from coordinator.security.keys import LEAST_CHARS, MAX_KEY_BYTES, new_hash, new_key
-from coordinator.top import command as top
-
 EXIT_BAD_CONFIG = 2
 LONGEST_S = 86400.0
 
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status, also where the reader of stdout has left (`| head`)."""
     status = 0
     try:
-        args = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = _parser(words[0] if words else "").parse_args(words)
         status = args.run(args)
     except KeyboardInterrupt:
         status = 130
@@ -51,6 +53,8 @@ def _tell(*lines: str) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from coordinator import config, serving
+
     try:
         return serving.serve(args.config)
     except config.ConfigError as error:
@@ -58,6 +62,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from coordinator import config
+    from coordinator.parts import load_settings
+
     try:
         settings = load_settings(args.config)
     except config.ConfigError as error:
@@ -70,6 +77,8 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    from coordinator import config, doctor
+
     options = doctor.Options(
         within_s=args.timeout,
         handover=not args.no_handover,
@@ -85,18 +94,22 @@ def _doctor(args: argparse.Namespace) -> int:
     return report.status
 
 
-def _refused(error: config.ConfigError) -> int:
+def _refused(error: Exception) -> int:
     print(error, file=sys.stderr)
     return EXIT_BAD_CONFIG
 
 
 def _schema(_args: argparse.Namespace) -> int:
+    from coordinator import config
+
     _tell(json.dumps(config.schema(), indent=2))
     return 0
 
 
 def _key(args: argparse.Namespace) -> int:
     """Print a key and the line for the configuration; what they are goes to stderr, so that scripts get these alone."""
+    from coordinator.security.keys import LEAST_CHARS, MAX_KEY_BYTES, new_hash, new_key
+
     if args.what == "new":
         key, salted = new_key(), False
         print("the key, shown this once, and its line for auth.keys or auth.management_keys:", file=sys.stderr)
@@ -111,16 +124,25 @@ def _key(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    from coordinator import demo
+
     return demo.run(demo.Options(args.engine, args.prefill, args.decode, args.port, once=args.once))
 
 
 def _instance(args: argparse.Namespace) -> int:
-    from instances import cli  # noqa: PLC0415  # the simulators are loaded by those who ask for one
+    from instances import cli
 
     return cli.main(args)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _top(args: argparse.Namespace) -> int:
+    from coordinator.top import command
+
+    return command.run(args)
+
+
+def _parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """The parser for one command; None: for all of them, which costs the import of what only some need."""
     parser = argparse.ArgumentParser(
         prog="pd-coordinator", description="The router in front of prefill/decode-disaggregated LLM instances."
     )
@@ -146,12 +168,18 @@ def _parser() -> argparse.ArgumentParser:
     demo_.set_defaults(run=_demo)
 
     instance = commands.add_parser("instance", help="one simulated engine instance that speaks the real wire protocol")
-    _add_instance_arguments(instance)
+    if asked in (None, "instance"):
+        from instances import cli
+
+        cli.add_arguments(instance)
     instance.set_defaults(run=_instance)
 
     top_ = commands.add_parser("top", help="what a running coordinator does, in the terminal as it happens")
-    top.add_arguments(top_)
-    top_.set_defaults(run=top.run)
+    if asked in (None, "top"):
+        from coordinator.top import command
+
+        command.add_arguments(top_)
+    top_.set_defaults(run=_top)
 
     key = commands.add_parser("key", help="make an API key, or the hash of one that there is")
     key.add_argument("what", choices=("new", "hash"), help="new: print a key; hash: read one from stdin")
@@ -190,9 +218,3 @@ def _seconds(text: str) -> float:
     if not 0 < value < LONGEST_S:
         raise argparse.ArgumentTypeError(f"must be more than 0 and less than {LONGEST_S:g}")
     return value
-
-
-def _add_instance_arguments(parser: argparse.ArgumentParser) -> None:
-    from instances import cli  # noqa: PLC0415  # see _instance
-
-    cli.add_arguments(parser)

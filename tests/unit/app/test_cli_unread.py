@@ -78,5 +78,5 @@ def test_an_interrupt_has_its_own_exit_status(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("coordinator.cli.config.schema", interrupted)
+    monkeypatch.setattr("coordinator.config.schema", interrupted)
     assert main(["schema"]) == 130

@@ -117,6 +117,7 @@ class TestScreen:
         await site.start()
         async with TerminalProcess(*TOP, "--url", site.url) as top:
             await top.sees(r"of 1000")
+            await top.sees(r"requests/s +\d")  # no more lines come above the table
             top.press("\x1b[F")
             await top.sees(r"^d599 ")
 
