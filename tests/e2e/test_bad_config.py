@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cli import main
+
 PAIR = """
   instances:
     - {role: prefill, url: "http://127.0.0.1:9001"}
@@ -57,18 +59,19 @@ def run(command: str, path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_check_tells_file_place_and_reason(tmp_path: Path, case: str):
+def test_check_tells_file_place_and_reason(tmp_path: Path, capsys, case: str):
+    """In this process: `test_serve_says_the_same_and_starts_nothing` shows that a process of its own says the same."""
     text, words = CASES[case]
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
-    done = run("check", path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(str(path))
+    assert main(["check", "--config", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(str(path))
     for word in words:
-        assert word in done.stderr
-    assert len(done.stderr.splitlines()) == (2 if case == "two problems" else 1)
-    assert "Traceback" not in done.stderr
+        assert word in said.err
+    assert len(said.err.splitlines()) == (2 if case == "two problems" else 1)
+    assert "Traceback" not in said.err
 
 
 def test_serve_says_the_same_and_starts_nothing(tmp_path: Path):

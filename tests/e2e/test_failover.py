@@ -9,14 +9,15 @@ from traffic import Traffic
 pytestmark = pytest.mark.xdist_group("failover")
 WHOLE = tuple(BY_NAME[name] for name in ("chat", "tgi", "triton-infer"))
 STREAMS = tuple(BY_NAME[name] for name in ("chat-stream", "mindie-stream"))
-ARGUMENTS = ("--prefill-ms", "3", "--decode-ms", "3", "--prefill-lanes", "4")
+# slow enough that requests are always under way on it
+VICTIM = ("--prefill-ms", "50", "--decode-ms", "5", "--prefill-lanes", "4")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_killed_instance_is_worked_around_and_used_again(start, role: str):
     others = ["prefill", "decode", "decode" if role == "prefill" else "prefill"]
     fleet = start.fleet([{"role": other, "timing": FAST} for other in others])
-    victim = start.instance(role, *ARGUMENTS)
+    victim = start.instance(role, *VICTIM)
     cluster = start.in_front_of([*fleet.instances, victim])
     coordinator = cluster.coordinator
     name = f"{role[0]}1"

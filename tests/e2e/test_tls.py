@@ -8,11 +8,11 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
 from functools import partial
 
 import openai
 import pytest
+import uvloop
 from certificates import Authority
 from clusters import FAST, Starter, cluster_config
 from dialects import CHAT, CHAT_STREAM, MODEL
@@ -20,6 +20,8 @@ from openai import OpenAI
 from processes import HOST, call, call_json, until
 from raw_client import eventually
 from tls_front import TlsFront
+
+from coordinator.cli import main
 
 pytestmark = pytest.mark.xdist_group("tls")
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -163,7 +165,12 @@ async def test_certificates_change_while_we_run(start, authority, tmp_path, work
 
 @pytest.mark.parametrize("command", ["check", "serve"])
 @pytest.mark.parametrize("port", ["data", "management"])
-def test_what_cannot_be_loaded_stops_the_start(tmp_path, authority, command, port):
+def test_what_cannot_be_loaded_stops_the_start(tmp_path, authority, command, port, capsys, monkeypatch):
+    def run(coroutine):
+        coroutine.close()
+        pytest.fail("it has started")
+
+    monkeypatch.setattr(uvloop, "run", run)
     good, other = authority.issue("good"), authority.issue("other")
     (tmp_path / "empty.pem").write_text("nothing")
     locked = tmp_path / "locked.key"
@@ -186,13 +193,10 @@ def test_what_cannot_be_loaded_stops_the_start(tmp_path, authority, command, por
     for given, words in cases:
         file = tmp_path / "cluster.yaml"
         file.write_text(json.dumps({"tls": {port: given}, "server": {"port": 0, "management_port": 0}}))
-        done = subprocess.run(
-            [sys.executable, "-m", "coordinator", command, "--config", str(file)],
-            capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert done.returncode == 2, (given, done)
-        assert words in done.stderr
-        assert f"cluster.yaml:1: tls.{port}" in done.stderr
+        status, said = main([command, "--config", str(file)]), capsys.readouterr()
+        assert (status, said.out) == (2, ""), (given, said)
+        assert words in said.err
+        assert f"cluster.yaml:1: tls.{port}" in said.err
         if command == "serve":
             break  # it is the same check
 
