@@ -14,6 +14,7 @@ from instances.faults import COMMON_MENU, Faults, Menu
 from instances.front import Front
 from instances.ledger import KvLedger
 from instances.options import Options
+from instances.ports import OwnSite, bound, bound_again
 from instances.prefix import PrefixCache
 from instances.records import Records
 from instances.replies import reset
@@ -85,16 +86,6 @@ class Doorkeeper(Protocol):
         ...
 
 
-class _OwnSite:
-    """A listening socket whose connections an engine accepts."""
-
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-
-    async def stop(self) -> None:
-        self._server.close()
-
-
 class Instance:
     """A running instance; `async with` starts and stops it.
 
@@ -116,7 +107,10 @@ class Instance:
         self.records = Records(options.record_requests, options.record_body_bytes)
         self.ordinal = 0
         self.live = 0
-        self._sites: dict[int, web.SockSite | _OwnSite] = {}
+        self._sites: dict[int, web.SockSite | OwnSite] = {}
+        self._ports: dict[int, None] = {}  # to serve again after a crash
+        self._door = asyncio.Lock()
+        self._deaths = 0
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
         self.engine = make_engine(self)
@@ -128,7 +122,7 @@ class Instance:
     # --- life
 
     async def __aenter__(self) -> Self:
-        self._sock = _bound(self.host, self.port)
+        self._sock = bound(self.host, self.port)
         self.port = self._sock.getsockname()[1]
         self.name = self.faults.name = self.options.name or f"{self.role}-{self.port}"
         try:
@@ -171,7 +165,7 @@ class Instance:
         await self.engine.aclose()
         await self.tasks.aclose()
         for site in self._sites.values():
-            if isinstance(site, _OwnSite):
+            if isinstance(site, OwnSite):
                 await site.stop()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -214,7 +208,7 @@ class Instance:
         if isinstance(engine, Doorkeeper) and http is not None:
             loop = asyncio.get_running_loop()
             server = await loop.create_server(lambda: engine.accept(http), sock=sock, backlog=4096)
-            self._sites[sock.getsockname()[1]] = _OwnSite(server)
+            self._sites[sock.getsockname()[1]] = OwnSite(server)
             return
         site = web.SockSite(self._runner, sock, backlog=4096)
         await site.start()
@@ -222,7 +216,7 @@ class Instance:
 
     async def listen_too(self, port: int) -> int:
         """Serve the same on a further port; 0 takes a free one. Gives the port."""
-        sock = _bound(self.host, port)
+        sock = bound(self.host, port)
         try:
             await self._listen(sock)
         except BaseException:
@@ -235,7 +229,10 @@ class Instance:
         await self._listen(sock)
 
     def crash(self, back_after_s: float | None = None) -> None:
-        """Die: all connections reset, all requests lost, port closed. With a time: start again after it."""
+        """Die: all connections reset, all requests lost, port closed. With a time: start again after it.
+
+        Of several, one on top of the other, the last one says whether and when.
+        """
         if self._runner is not None and self._runner.server is not None:
             for connection in self._runner.server.connections:
                 if connection.transport is not None:
@@ -245,21 +242,37 @@ class Instance:
         self.engine.forget()
         self.ledger.clear("crash")
         self.prefix.clear()
-        self.tasks.spawn(self._down(back_after_s), f"{self.name} is down")
+        self._deaths += 1
+        self.tasks.spawn(self._down(back_after_s, self._deaths), f"{self.name} is down")
 
-    async def _down(self, back_after_s: float | None) -> None:
-        for site in self._sites.values():
-            await site.stop()
-        ports, self._sites = [port for port in self._sites if port != self.port], {}
+    async def _down(self, back_after_s: float | None, death: int) -> None:
+        async with self._door:
+            sites, self._sites = self._sites, {}
+            self._ports.update(dict.fromkeys(sites))
+            for site in sites.values():
+                await site.stop()
         if back_after_s is None:
             return
-        await asyncio.sleep(back_after_s)
+        kept: list[socket.socket] = []  # bound meanwhile, or somebody's outgoing connection may get the port
+        try:
+            for port in tuple(self._ports):
+                kept.append(await bound_again(self.host, port))  # noqa: PERF401  # what is there is closed in any case
+            await asyncio.sleep(back_after_s)
+            async with self._door:
+                await self._return(kept, death)
+        finally:
+            for sock in kept:
+                sock.close()
+
+    async def _return(self, kept: list[socket.socket], death: int) -> None:
+        """Listen on these, unless the instance has died again; what listens is taken from the list."""
+        if death != self._deaths:
+            return
         self.started_s = time.monotonic()
-        self._sock = _bound(self.host, self.port)
-        await self._listen(self._sock)
-        for port in ports:
-            await self.listen_too(port)
-        if isinstance(self.engine, Doorkeeper):
+        while kept:
+            await self._listen(kept[-1])
+            kept.pop()
+        if isinstance(self.engine, Doorkeeper) and death == self._deaths:
             self.engine.came_up()
 
     def reset(self) -> None:
@@ -270,16 +283,3 @@ class Instance:
         self.records.clear()
         self.ordinal = 0
         self.faults.replace(self.options.faults)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: the port is known, connections are refused."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)  # noqa: FBT003 - the socket module's own signature
-        sock.bind((host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock

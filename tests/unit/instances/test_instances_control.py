@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import socket
 
 import pytest
 from mindie_client import (
@@ -237,6 +238,59 @@ async def test_crash_on_request_and_return():
                 except ConnectionRefusedError:
                     await asyncio.sleep(0.005)
         assert answer.status == 200
+
+
+async def reachable(port):
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def becomes(wanted, *ports):
+    """Wait until connections to all these ports are taken, or all refused."""
+    async with asyncio.timeout(DEADLINE_S):
+        while [await reachable(port) for port in ports] != [wanted] * len(ports):  # noqa: ASYNC110  # of another side
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.005, 0.02, 0.0201])
+async def test_crashes_on_top_of_each_other_end_in_one_return(gap_s):
+    """A fault may strike several requests at once, and while the instance is down or just coming back."""
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with run_instance(Options()) as hybrid:
+        further = await hybrid.listen_too(0)
+        for _ in range(10):
+            for back_after_s in (0.02, 0.02, 0.0):
+                hybrid.crash(back_after_s)
+                await asyncio.sleep(gap_s)
+            await becomes(True, hybrid.port, further)
+    assert told == []
+
+
+async def test_the_last_crash_counts():
+    async with run_instance(Options()) as hybrid:
+        further = await hybrid.listen_too(0)
+        hybrid.crash(0.01)
+        hybrid.crash()
+        await asyncio.sleep(0.05)
+        assert not await reachable(hybrid.port)
+        assert not await reachable(further)
+        hybrid.crash(0.0)
+        await becomes(True, hybrid.port, further)
+
+
+async def test_ports_of_an_instance_that_comes_back_go_to_nobody_else():
+    async with run_instance(Options()) as hybrid:
+        hybrid.crash(60)
+        await becomes(False, hybrid.port)
+        await asyncio.sleep(0.05)
+        with socket.socket() as another, pytest.raises(OSError, match="in use"):
+            another.bind(("127.0.0.1", hybrid.port))
+        assert not await reachable(hybrid.port)
 
 
 async def test_health():
