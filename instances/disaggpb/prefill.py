@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from instances.disaggpb.calls import Call, Context
@@ -41,7 +41,7 @@ class Prefilling:
             count = 0
             if "done_first" in call.chosen:
                 await context.write(KVBlockStream(done=True))
-            async for block in self._blocks(call):
+            for block in self._blocks(call):
                 if pause_s:
                     await asyncio.sleep(pause_s)
                 await call.strike("prefill", count)
@@ -57,7 +57,7 @@ class Prefilling:
                 await context.write(KVBlockStream(block=KVBlock(request_id=call.request_id, layer_idx=count)))
             call.record.note = f"{count} blocks"
 
-    async def _blocks(self, call: Call) -> AsyncIterator[KVBlock]:
+    def _blocks(self, call: Call) -> Iterator[KVBlock]:
         """The blocks that are sent, made one at a time."""
         chosen, engine = call.chosen, self._engine
         cache = Cache(call.prompt, engine.instance.options.seed, engine.shape, wrong="wrong_kv" in chosen)
