@@ -27,6 +27,7 @@ from coordinator.policies import Policies, load_policy
 from coordinator.relay import Relay
 from coordinator.scheduler import Scheduler
 from coordinator.security.keys import Key, new_hash, new_key, split_hash
+from coordinator.server.date import DateLine
 from coordinator.server.exchange import Exchange, Link
 from coordinator.server.limits import ServerLimits
 from coordinator.server.reader import RequestReader
@@ -212,6 +213,7 @@ class _Silent:
 
     def __init__(self) -> None:
         self.transport = self
+        self.date = DateLine()
 
     def write(self, data: bytes) -> None:
         pass

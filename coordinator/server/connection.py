@@ -36,7 +36,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_congested", "_deaf_bytes_left", "_exchange", "_expansion", "_kept", "_last", "_paused", "_reader", "_shared",
-        "_state", "_task", "_unsent", "deadline_s", "peer", "transport",
+        "_state", "_task", "_unsent", "date", "deadline_s", "peer", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -45,16 +45,16 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         self.deadline_s = math.inf
         self._shared = shared
+        self.date = shared.date
         self._state = _READING
         self._reader: RequestReader | None = None
         self._last = LastRequest()
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._expansion: Expansion | None = None
-        self._kept = b""
         self._paused = self._congested = False
         self._deaf_bytes_left = shared.limits.max_body_bytes
-        self._unsent = 0
+        self._kept, self._unsent = b"", 0
 
     # --- called by the loop
 

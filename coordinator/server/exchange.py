@@ -21,6 +21,8 @@ class Link(Protocol):
 
     transport: asyncio.Transport
     peer: str
+    date: Callable[[], bytes]
+    """The `Date` line of an answer."""
 
     @property
     def draining(self) -> bool:
@@ -111,7 +113,7 @@ class Exchange:
             ValueError: a header holds a line break; nothing was sent.
             RuntimeError: the request was answered already.
         """
-        head = _head(status, headers)
+        head = _head(status, headers) + self._link.date()
         if not self._opens():
             return
         self.finished = True
@@ -139,7 +141,7 @@ class Exchange:
             ValueError: a header holds a line break; nothing was sent.
             RuntimeError: the request was answered already.
         """
-        head = _head(status, headers)
+        head = _head(status, headers) + self._link.date()
         if not self._opens():
             return
         self._reusable = self._reusable and not self.http_10 and not self._link.draining

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from coordinator.server.date import DateLine
 from coordinator.server.exchange import Exchange
 from coordinator.server.limits import ServerLimits
 from coordinator.server.reader import Gate
@@ -41,6 +42,7 @@ class Shared:
         executor: puts long request bodies together and expands them.
         freed: called when a connection is closed.
         gate: asked about requests whose body is still to come.
+        date: the `Date` line of an answer.
         encrypted: connections speak TLS, which knows no half-closed ones.
         draining: connections close after the answer at hand.
         stopping: handlers are being cancelled on purpose.
@@ -54,6 +56,7 @@ class Shared:
     executor: Executor
     freed: Callable[[], None]
     gate: Gate | None = None
+    date: Callable[[], bytes] = field(default_factory=DateLine)
     loop: asyncio.AbstractEventLoop | None = None
     encrypted: bool = False
     draining: bool = False

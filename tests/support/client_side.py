@@ -34,6 +34,7 @@ class Client:
         self.transport = Wire()
         self.peer = "10.9.8.7"
         self.draining = False
+        self.date = bytes
         self.ends = []  # how the answer ended: answered, torn, reset
         lines = [f"{method} {target} HTTP/{version}", "Host: a", f"Content-Length: {len(body)}", *headers]
         reader = RequestReader(ServerLimits())

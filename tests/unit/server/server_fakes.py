@@ -98,7 +98,7 @@ class SlowExecutor(Executor):
 class Wire:
     """One connection over a fake transport; `exchanges` are the handler's calls in order."""
 
-    def __init__(self, handler=None, **limits):
+    def __init__(self, handler=None, *, date=bytes, **limits):
         self.exchanges = []
         self.cancelled = []
         self.gate = asyncio.Event()
@@ -108,7 +108,7 @@ class Wire:
         self.freed = 0
         self.handler = handler
         self.limits = ServerLimits(**limits)
-        self.shared = Shared(self._handle, self.limits, self.log, self.clock, self.executor, self._freed)
+        self.shared = Shared(self._handle, self.limits, self.log, self.clock, self.executor, self._freed, date=date)
         self.transport = FakeTransport()
         self.connection = ClientConnection(self.shared)
         self.connection.connection_made(self.transport)

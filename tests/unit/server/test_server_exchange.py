@@ -15,6 +15,7 @@ class FakeLink:
     def __init__(self):
         self.transport = FakeTransport()
         self.draining = False
+        self.date = bytes
         self.ends = []
 
     def answered(self, *, reusable):

@@ -12,6 +12,7 @@ from certificates import Authority
 from coordinator.config import ServerTls
 from coordinator.core.errors import InvalidKey
 from coordinator.security.tls import PortTls, server_context
+from coordinator.server.date import DateLine
 from coordinator.server.listener import HttpServer, ServerLimits
 
 LIMIT_S = 10
@@ -79,6 +80,12 @@ async def ok(exchange):
 async def endless(exchange):
     exchange.start(200, (), b"first")
     await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def undated(monkeypatch):
+    """Answers that can be compared as a whole."""
+    monkeypatch.setattr(DateLine, "__call__", lambda self: b"")
 
 
 @pytest.fixture(scope="module")
