@@ -14,8 +14,8 @@ _BY_REASON = {
     "closed": "it closes connections without an answer: see its own log",
     "timeout": "it takes connections and does not answer in time: see its own log; is it loading, or hanging?",
     "bad_reply": "it answers something else than this engine does: is `engine` right, and is this its inference port?",
-    "key_refused": "it does not take the key that the configuration gives it: is that the one it was started with? See "
-    "auth.engine_key_env or auth.engine_key_file, or the instance's own",
+    "key_refused": "it does not take the key (or certificate) that the configuration gives it: is that the one it was "
+    "started with? See auth.engine_key_env or auth.engine_key_file, or the instance's own",
     "http_5xx": "it answers with an error of its own: see its log",
     "handoff_failed": "prefill cannot hand requests over to it: can prefill reach it at this address? See both logs",
     "link_lost": "its standing stream is not open: is it a decode instance, and does no other coordinator hold it?",

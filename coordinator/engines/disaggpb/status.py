@@ -17,6 +17,11 @@ CONNECT_REASONS = (
     ("timed out", "connect_timeout"),
     ("timeout", "connect_timeout"),
 )
+OTHER_REASONS = {  # clients' own credentials do not travel to workers, so it is ours that are refused
+    "UNIMPLEMENTED": "bad_reply",
+    "UNAUTHENTICATED": "key_refused",
+    "PERMISSION_DENIED": "key_refused",
+}
 BROKEN = ("socket closed", "reset", "broken pipe", "goaway", "recvmsg", "sendmsg", "transport", "keepalive", "ping")
 MOST_DETAIL_CHARS = 300
 
@@ -44,7 +49,7 @@ def call_failed(instance: Instance, code: str, details: str) -> RequestError:
         return _failed(instance, "reset", code, details)
     if code == "DEADLINE_EXCEEDED":
         return _failed(instance, "timeout", code, details)
-    return _failed(instance, "bad_reply" if code == "UNIMPLEMENTED" else "engine_error", code, details)
+    return _failed(instance, OTHER_REASONS.get(code, "engine_error"), code, details)
 
 
 def _failed(instance: Instance, reason: str, code: str, details: str, *, connecting: bool = False) -> EngineFailed:

@@ -29,10 +29,11 @@ REMOTE = TO + "Failed to connect to remote host: "
         ("UNKNOWN", "prefill: CUDA out of memory", "engine_error", False),
         ("INTERNAL", "", "engine_error", False),
         ("RESOURCE_EXHAUSTED", "no free slot", "engine_error", False),
-        ("PERMISSION_DENIED", "", "engine_error", False),
         ("CANCELLED", "CANCELLED", "reset", False),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", "timeout", False),
         ("UNIMPLEMENTED", "unknown service disagg.DecodeWorker", "bad_reply", False),
+        ("UNAUTHENTICATED", "no credentials", "key_refused", False),
+        ("PERMISSION_DENIED", "not for you", "key_refused", False),
     ],
 )  # fmt: skip
 def test_failures(code, details, reason, connecting):
