@@ -54,3 +54,5 @@ async def running():
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+    # asyncio does not close a TLS connection that was cancelled before its handshake began: let it fail by itself
+    await asyncio.sleep(0.02)
