@@ -70,12 +70,12 @@ class Stream:
         return self._closed
 
 
-class WithKey:
-    """Sink of a request that carries a key of ours, until the reply's head: one that refuses the key is lost.
+class UntilHead:
+    """Sink of a request until its reply's head, at which the caller's sink takes over.
 
     Args:
         stream: the caller's hold.
-        sink: the caller's sink; it takes over with the head.
+        sink: the caller's sink.
         address: where to.
     """
 
@@ -87,13 +87,9 @@ class WithKey:
         self._address = address
 
     def head(self, status: int, headers: Headers) -> None:
-        """Leave, or end the reply: what it says is not for the client."""
-        if status in KEY_REFUSED:
-            self._stream.close()
-            self._sink.lost(key_refused(status, self._address.netloc))
-        else:
-            self._stream.hand_over(self._sink)
-            self._sink.head(status, headers)
+        """Leave."""
+        self._stream.hand_over(self._sink)
+        self._sink.head(status, headers)
 
     def data(self, data: bytes, now_s: float) -> None:
         """Passed on, although no data comes before the head."""
@@ -108,38 +104,37 @@ class WithKey:
         self._sink.lost(error)
 
 
-class SecondChance:
-    """Sink of a request on a reused connection until the first byte: a stale connection is replaced, once.
+class WithKey(UntilHead):
+    """For a request that carries a key of ours: a reply that refuses the key is lost."""
+
+    __slots__ = ()
+
+    def head(self, status: int, headers: Headers) -> None:
+        """Leave, or end the reply: what it says is not for the client."""
+        if status in KEY_REFUSED:
+            self._stream.close()
+            self._sink.lost(key_refused(status, self._address.netloc))
+        else:
+            super().head(status, headers)
+
+
+class SecondChance(UntilHead):
+    """For a request on a reused connection: a stale connection is replaced, once.
 
     Args:
-        stream: the caller's hold.
+        stream: as `UntilHead`, like sink and address.
         call: the request, to be written again.
-        sink: the caller's sink; it takes over with the reply's head.
-        address: where to.
+        sink: see above.
+        address: see above.
         retry: starts a task, owned by the client, that writes the request on a new connection.
     """
 
-    __slots__ = ("_address", "_call", "_retry", "_sink", "_stream")
+    __slots__ = ("_call", "_retry")
 
     def __init__(self, stream: Stream, call: Call, sink: ReplySink, address: Address, retry: "Retry") -> None:
-        self._stream = stream
+        super().__init__(stream, sink, address)
         self._call = call
-        self._sink = sink
-        self._address = address
         self._retry = retry
-
-    def head(self, status: int, headers: Headers) -> None:
-        """The connection was alive: leave."""
-        self._stream.hand_over(self._sink)
-        self._sink.head(status, headers)
-
-    def data(self, data: bytes, now_s: float) -> None:
-        """Passed on, although no data comes before the head."""
-        self._sink.data(data, now_s)
-
-    def end(self, now_s: float) -> None:
-        """Passed on, although no end comes before the head."""
-        self._sink.end(now_s)
 
     def lost(self, error: TransportError) -> None:
         """Try again if the connection was closed before the reply began."""
