@@ -35,23 +35,17 @@ class Call(NamedTuple):
 class HeaderBlock:
     """Headers that are written down once, for several requests.
 
-    Args:
-        headers: names and values.
-        after: headers that stand before them, written down already.
-
     Raises:
         ValueError: a CR, LF or NUL in a name or value.
     """
 
     __slots__ = ("lines",)
 
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]], after: "HeaderBlock | None" = None) -> None:
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         pairs = [b"%b: %b\r\n" % header for header in headers]
         self.lines = lines = b"".join(pairs)
         if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
             raise ValueError(BREAKS_FRAMING)
-        if after is not None:
-            self.lines = after.lines + lines
 
 
 GivenHeaders = Iterable[tuple[bytes, bytes]] | HeaderBlock

@@ -10,7 +10,7 @@ from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
-from coordinator.engines.headers import engine_block
+from coordinator.engines.headers import engine_headers
 from coordinator.engines.health import alive, takes_key, told_model
 from coordinator.engines.plain_call import serve_alone
 from coordinator.engines.port_options import port_options
@@ -18,6 +18,7 @@ from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts, Tell
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
 from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
+from coordinator.transport.request import HeaderBlock
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields, request_fields
 from coordinator.wire.sglang import (
@@ -138,7 +139,7 @@ class SglangEngine:
         body = with_rooms(fields, prefill.address.host, self._ports.of(prefill), rooms, batch=count is not None)
         wire_id = str(rooms[0])
         placement.prefill_sent(wire_id)
-        call = Call(request.target, engine_block(request, wire_id), body, stream)
+        call = Call(request.target, HeaderBlock(engine_headers(request, wire_id)), body, stream)
         joined: JoinedOut | None = None
         keep_bytes = KEEP_BYTES
         if native and asks_logprobs(fields):

@@ -13,7 +13,7 @@ from coordinator.core.ids import WireIds
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Placement
 from coordinator.core.request import Request
-from coordinator.engines.headers import engine_block
+from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import StreamLeg, failed, refusal, run_stream, side_of
 from coordinator.engines.vllm.legs import Farewells, MergingLeg, WholeCall
 from coordinator.engines.vllm.missing import MissingKv
@@ -21,6 +21,7 @@ from coordinator.engines.vllm.releases import KvReleases, Orphan
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.request import HeaderBlock
 from coordinator.transport.stream import Stream
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields
@@ -73,7 +74,7 @@ class Handoff:
         self._placement = placement
         self._fields = fields
         self.wire_id = means.ids.next()
-        self._headers = engine_block(request, self.wire_id)
+        self._headers = HeaderBlock(engine_headers(request, self.wire_id))
 
     async def prefill(self) -> Prefilled:
         """Have the prompt prefilled; the caller goes on to decode without an await in between.
