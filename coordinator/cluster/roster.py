@@ -35,7 +35,7 @@ class Roster:
 
     def holder(self, instance: Instance) -> Member | None:
         """The member under this key."""
-        return self._by_key.get(instance.key)
+        return self.under(instance.key)
 
     def under(self, key: Key) -> Member | None:
         """The member under a key."""

@@ -245,7 +245,7 @@ class FrontDoor:
     def _account(self, exchange: Exchange, family: Family, record: RequestRecord) -> None:
         record.duration_s = time.monotonic() - exchange.arrived_s
         cells = self._metrics.for_api(family.name)
-        cells.outcomes[record.outcome].value += 1
+        cells.outcome(record.outcome).inc()
         cells.duration.observe(record.duration_s)
         if self.guard.on:
             self._metrics.key_outcome(record.key or NO_KEY, record.outcome)

@@ -42,12 +42,13 @@ def forwardable(headers: Headers, *, credentials: bool = True) -> Headers:
 
     Without `credentials` its keys stay here, too: they are ours then.
     """
-    travels = _travels if credentials else _travels_without_credentials
-    kept = [header for header in headers if travels(header[0])]
+    kept = [header for header in headers if _travels(header[0])]
     named = [value for name, value in headers if name == b"connection"]
     if named:
         dropped = {token.strip().lower() for value in named for token in value.split(b",")}
         kept = [header for header in kept if header[0] not in dropped]
+    if not credentials:
+        kept = [header for header in kept if header[0] not in CREDENTIALS]
     return tuple(kept)
 
 
@@ -55,11 +56,6 @@ def forwardable(headers: Headers, *, credentials: bool = True) -> Headers:
 def _travels(name: bytes) -> bool:
     """Whether a header of this name may go on, as far as its name tells."""
     return name not in _OURS and name not in _CONTROL and not name.startswith(_CONTROL_PREFIXES)
-
-
-@functools.lru_cache(512)
-def _travels_without_credentials(name: bytes) -> bool:
-    return name not in CREDENTIALS and _travels(name)
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -185,10 +185,10 @@ class Metrics:
     def key_outcome(self, key: str, outcome: Outcome) -> None:
         """Count a finished request by the key it came with; hot."""
         try:
-            self._of_keys[key][outcome].value += 1
+            cell = self._of_keys[key][outcome]
         except KeyError:
             cell = self._of_keys.setdefault(key, {})[outcome] = self.key_requests.labels(key, outcome)
-            cell.value += 1
+        cell.inc()
 
     def forget_key(self, name: str) -> None:
         """Drop the series of a key that is gone."""

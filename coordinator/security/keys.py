@@ -24,7 +24,6 @@ _ID_BYTES = 4
 _SECRET_BYTES = 32
 _SALT_BYTES = 8
 _BEARER = b"bearer "
-_BEARER_BYTES = len(_BEARER)
 _BASIC = b"basic "
 _MISSING = "an API key is needed: send it as `Authorization: Bearer KEY`"
 _WRONG = "the API key is not valid"
@@ -132,8 +131,6 @@ def presented(headers: RawHeaders, *, basic: bool = False) -> bytes | None:
             if name:
                 return _best(headers, basic=basic)
             name, value = one
-    if name == b"authorization" and value[:_BEARER_BYTES] == b"Bearer ":
-        return value[_BEARER_BYTES:].strip() or None  # as nearly everybody writes it
     return _token(name, value, basic=basic)
 
 
@@ -141,8 +138,8 @@ def _token(name: bytes, value: bytes, *, basic: bool) -> bytes | None:
     """The key in one header."""
     if name != b"authorization":
         return value or None
-    if value[:_BEARER_BYTES].lower() == _BEARER:
-        return value[_BEARER_BYTES:].strip() or None
+    if value[: len(_BEARER)].lower() == _BEARER:
+        return value[len(_BEARER) :].strip() or None
     if basic and value[: len(_BASIC)].lower() == _BASIC:
         return _password(value[len(_BASIC) :])
     return None

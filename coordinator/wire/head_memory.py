@@ -3,7 +3,8 @@
 import re
 from typing import Final, Generic, TypeVar
 
-Headers = tuple[tuple[bytes, bytes], ...]
+from coordinator.core.request import Headers
+
 What = TypeVar("What")
 
 LENGTH: Final = b"content-length"
