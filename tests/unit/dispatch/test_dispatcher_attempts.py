@@ -19,6 +19,19 @@ def decode_fails(attempt):
     return EngineFailed(Side.DECODE, attempt.placement.decode.id, "link_lost")
 
 
+def told_to_avoid(world):
+    """The instances that the scheduler is told to avoid, call by call."""
+    told = []
+    place = world.scheduler.place
+
+    async def note(asked, avoid=frozenset()):
+        told.append(set(avoid))
+        return await place(asked, avoid)
+
+    world.scheduler.place = note
+    return told
+
+
 class TestOneAttempt:
     async def test_a_good_one(self):
         world = World(good)
@@ -99,14 +112,7 @@ class TestRetry:
             return error
 
         world = World(fails(doubtful), good)
-        told = []
-        place = world.scheduler.place
-
-        async def note(asked, avoid=frozenset()):
-            told.append(set(avoid))
-            return await place(asked, avoid)
-
-        world.scheduler.place = note
+        told = told_to_avoid(world)
         assert (await world.run()).error is None
         prefill, decode = world.pairs[0]
         assert told == [set(), {prefill, decode}]
@@ -114,14 +120,7 @@ class TestRetry:
 
     async def test_the_scheduler_is_told_of_the_guilty_ones_alone(self):
         world = World(fails(prefill_fails), fails(decode_fails), good)
-        told = []
-        place = world.scheduler.place
-
-        async def note(asked, avoid=frozenset()):
-            told.append(set(avoid))
-            return await place(asked, avoid)
-
-        world.scheduler.place = note
+        told = told_to_avoid(world)
         assert (await world.run()).error is None
         first, second = world.pairs[0][0], world.pairs[1][1]
         assert told == [set(), {first}, {first, second}]

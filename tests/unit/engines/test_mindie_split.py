@@ -138,6 +138,15 @@ class Worker:
         self.late += 1
 
 
+def two_streams():
+    """A worker with a stream of each of two decode instances, a waiting request's box and the link of each."""
+    world = Worker()
+    world.office.opened(1, D0)
+    world.office.opened(2, D1)
+    boxes = {D0: Box(), D1: Box()}
+    return world, boxes, {found: world.links.by_key[found.key] for found in boxes}
+
+
 class TestRemote:
     def test_messages_reach_their_request(self):
         world = Worker()
@@ -161,11 +170,7 @@ class TestRemote:
         assert world.late == 1
 
     def test_a_lost_stream_fails_its_own_requests_only(self):
-        world = Worker()
-        world.office.opened(1, D0)
-        world.office.opened(2, D1)
-        boxes = {D0: Box(), D1: Box()}
-        links = {found: world.links.by_key[found.key] for found in boxes}
+        world, boxes, links = two_streams()
         with links[D0].registered(rid(0, 1), boxes[D0]), links[D1].registered(rid(0, 2), boxes[D1]):
             world.office.lost(1, "reset")
             assert isinstance(boxes[D0].error, EngineFailed)
@@ -176,11 +181,7 @@ class TestRemote:
         assert links[D1].up
 
     def test_a_message_without_an_id_fails_all_that_it_may_have_been_for(self):
-        world = Worker()
-        world.office.opened(1, D0)
-        world.office.opened(2, D1)
-        boxes = {D0: Box(), D1: Box()}
-        links = {found: world.links.by_key[found.key] for found in boxes}
+        world, boxes, links = two_streams()
         with links[D0].registered(rid(0, 1), boxes[D0]), links[D1].registered(rid(0, 2), boxes[D1]):
             world.office.doubt(1, Kind.DATA)
             world.office.doubt(99, Kind.DATA)
