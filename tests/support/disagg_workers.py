@@ -99,10 +99,9 @@ class FakeWorker:
         await self.server.stop(None)
 
     async def restart(self):
-        """Break every connection; whoever comes again is served at once."""
-        broken = self.server
-        await self.listen(self.address.port)  # beside the other one (SO_REUSEPORT), so that the port is never closed
-        await broken.stop(None)
+        """Break every connection, and listen again."""
+        await self.server.stop(None)
+        await self.listen(self.address.port)
 
     async def _prefill(self, data, context):
         await self._answer(self.prefill, Ask("Prefill", PreFillRequest.FromString(data), len(data), context))
