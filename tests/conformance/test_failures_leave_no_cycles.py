@@ -119,6 +119,13 @@ async def test_a_failure_that_another_attempt_makes_good(adapter):
     async with adapter() as made:
         world = World(made)
         world.cluster.on_charge = lambda: setattr(made, "script", Script())
+        place = made.scheduler.place
+
+        async def place_on_mended(*given):
+            await made.mended()  # nobody else could serve the next attempt
+            return await place(*given)
+
+        made.scheduler.place = place_on_mended
         for fault in ("500", "reset"):
             charged = len(world.cluster.charged)
             await world.look(fault, None, *both(Script(prefill_fault=fault)))
