@@ -8,7 +8,7 @@ from bench.routers import OURS, Router
 from bench.workloads import SHOWN, Workload
 from coordinator.engines.table import ENGINES
 
-STREAMS = Workload(4, 12, tokens=6, step_ms=2, prefill_ms=1, stream=True)
+STREAMS = Workload(4, 12, tokens=6, step_ms=2, prefill_ms=3, stream=True)  # timers count in ms, and may be early by one
 UNARY = Workload(4, 40, tokens=3, step_ms=1, prefill_ms=0, stream=False)
 HELD = Workload(5, 0, tokens=100_000, step_ms=50, prefill_ms=1, stream=True, hold_s=1)
 
