@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # the tests start some hundred processes, each of which would compile the whole program where this is set
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-real check bench format clean
+.PHONY: setup demo test test-real test-compiled compiled check bench format clean
 
 setup: $(STAMP)
 
@@ -21,6 +21,33 @@ demo: setup
 # three at a time on two cores: a good part of the time goes into waiting
 test: setup
 	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
+
+# the hot modules as C: a wheel in a venv of its own, so that nothing compiled is ever in the tree; see docs/adr/0021
+COMPILED := build/compiled
+WHEEL_SOURCES := $(shell find coordinator instances -type f -not -path '*/__pycache__/*') \
+  pyproject.toml mypy.ini constraints.txt README.md LICENSE
+compiled: $(COMPILED)/.ready
+
+$(COMPILED)/.ready: $(STAMP) $(WHEEL_SOURCES)
+	rm -rf $(COMPILED)
+	mkdir -p $(COMPILED)/src
+	@cp --parents $(WHEEL_SOURCES) $(COMPILED)/src
+	HATCH_BUILD_HOOKS_ENABLE=1 PIP_CONSTRAINT="$(CURDIR)/constraints.txt" \
+	  $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(COMPILED)/dist $(COMPILED)/src
+	$(PYTHON) -m venv $(COMPILED)/.venv
+	$(COMPILED)/.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(COMPILED)/dist/*.whl
+	$(COMPILED)/.venv/bin/python -c "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'tools.pth').write_text( \
+	  '$(CURDIR)/' + next(map(str, pathlib.Path('$(VENV)/lib').glob('python*/site-packages'))) + '\n')"
+	touch $@
+
+# tests on that wheel, from a folder that does not have the sources; those that put something of their own in the place
+# of what is compiled are left out
+COMPILED_TESTS := tests/conformance tests/e2e $(addprefix tests/unit/,observability relay scheduler server transport wire)
+test-compiled: compiled
+	rm -rf $(COMPILED)/run
+	mkdir -p $(COMPILED)/run
+	cp -r tests bench configs docs deploy docker pyproject.toml README.md $(COMPILED)/run
+	cd $(COMPILED)/run && ../.venv/bin/python -m pytest -n 3 --dist loadgroup -m "not uncompiled" $(COMPILED_TESTS) $(ARGS)
 
 # a real vLLM pair, built in a folder of its own (minutes, once); see docs/engines/vllm-real.md
 REAL_VLLM_HOME ?= /tmp/pd-real-vllm-$(shell id -un)

@@ -136,7 +136,8 @@ class _Text(Form):
     def value(self, text: str, limit: int = VALUE_LIMIT) -> str:
         return quoted(text, limit)
 
-    inner = value
+    def inner(self, text: str, limit: int = VALUE_LIMIT) -> str:
+        return quoted(text, limit)
 
     def shortened(self, line: str) -> str:
         return cut_line(line)

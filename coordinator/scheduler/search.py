@@ -124,7 +124,7 @@ class Search:
         head = first.prefill.offers[0]
         yield head, first
         for rank, cell in merge(*([(rank, cell) for rank in cell.prefill.offers] for cell in cells)):
-            if rank is not head:
+            if rank[3] is not head[3]:
                 yield rank, cell
 
 

@@ -95,8 +95,8 @@ class Expander:
                 if self._step():
                     self._data = b""
                     return b"".join(self._out)
-        except zlib.error:
-            raise BadRequest(f"the body is not valid {self._coding} data") from None
+        except zlib.error as error:
+            raise BadRequest(f"the body is not valid {self._coding} data") from error
         return None
 
     def _step(self) -> bool:

@@ -2,7 +2,9 @@
 
 import asyncio
 import datetime as dt
+import io
 import json
+import logging
 import socket
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +23,8 @@ from coordinator.cli import main
 from coordinator.config import parse
 from coordinator.demo_extras import extras_of
 from coordinator.doctor import Level, Options, as_json, as_text, examine
+from coordinator.observability.access import AccessLog
+from coordinator.observability.writer import LineWriter
 from instances.options import Options as Sim
 from instances.run import Fleet
 from instances.timing import Timing
@@ -330,11 +334,6 @@ async def test_more_pairs_than_are_tried(tmp_path):
 @pytest.mark.parametrize("guarded", ["open", "tls", "certificates"])
 async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, guarded):
     """Also where its management port wants a certificate, which the doctor has none of."""
-
-    class Lines:
-        def finished(self, record):
-            pass
-
     authority = Authority(tmp_path)
     tls = {} if guarded == "open" else {"management": authority.issue("server").keys}
     if guarded == "certificates":
@@ -345,7 +344,10 @@ async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, gua
             tmp_path, [row(each, name) for each, name in named(fleet)], server=ports,
             health={"interval_s": 0.2, "recover_after": 1}, tls=tls,
         )  # fmt: skip
-        app = App(parse(path.read_text(), str(path)), Lines())
+        app = App(
+            parse(path.read_text(), str(path)),
+            AccessLog(logging.getLogger("pd_coordinator.test"), LineWriter(io.StringIO())),
+        )
         await app.start()
         await until(lambda: app.cluster.ready_pair()[0])
         try:

@@ -34,8 +34,8 @@ async def handled(serving):
 
 
 class World(DispatchedWorld):
-    def __init__(self, adapter):
-        super().__init__(adapter)
+    def __init__(self, adapter, engine=None):
+        super().__init__(adapter, engine)
         self.found = {}
 
     async def run(self, script=None, act=None, **given):
@@ -68,6 +68,20 @@ class World(DispatchedWorld):
                 assert await self.run(**more) is ends, f"{name}: {more}"
         if found:
             self.found[name] = dict(found)
+
+
+class OnMended:
+    """The adapter's engine, which waits with each attempt until its instances are there: nobody else could serve it."""
+
+    def __init__(self, adapter):
+        self._adapter = adapter
+
+    async def serve(self, *given):
+        await self._adapter.mended()
+        return await self._adapter.engine.serve(*given)
+
+    def __getattr__(self, name):
+        return getattr(self._adapter.engine, name)
 
 
 def both(script, **more):
@@ -117,15 +131,8 @@ async def test_ends_from_outside_in_each_stage(adapter):
 @pytest.mark.usefixtures("quick")
 async def test_a_failure_that_another_attempt_makes_good(adapter):
     async with adapter() as made:
-        world = World(made)
+        world = World(made, OnMended(made))
         world.cluster.on_charge = lambda: setattr(made, "script", Script())
-        place = made.scheduler.place
-
-        async def place_on_mended(*given):
-            await made.mended()  # nobody else could serve the next attempt
-            return await place(*given)
-
-        made.scheduler.place = place_on_mended
         for fault in ("500", "reset"):
             charged = len(world.cluster.charged)
             await world.look(fault, None, *both(Script(prefill_fault=fault)))

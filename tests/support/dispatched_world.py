@@ -24,13 +24,13 @@ class FakeCluster:
 
 
 class DispatchedWorld:
-    def __init__(self, adapter):
+    def __init__(self, adapter, engine=None):
         self.adapter = adapter
         self.cluster = FakeCluster(adapter.instances)
         self.dispatcher = Dispatcher(
             adapter.scheduler,
             self.cluster,
-            {each.engine: adapter.engine for each in adapter.instances},
+            {each.engine: engine or adapter.engine for each in adapter.instances},
             adapter.context.metrics,
             DispatchLimits(),
         )

@@ -196,7 +196,7 @@ def _fields_of(request: Request) -> Fields:
     try:
         return request_fields(request)
     except ValueError as error:
-        raise BadRequest("the body must be a JSON object with plain names", detail=str(error)) from None
+        raise BadRequest("the body must be a JSON object with plain names", detail=str(error)) from error
 
 
 def _demand_spoken(request: Request) -> None:

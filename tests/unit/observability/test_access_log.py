@@ -186,6 +186,7 @@ def test_query_is_not_logged(log, stream, as_json):
     assert "/generate" in stream.getvalue()
 
 
+@pytest.mark.uncompiled
 def test_a_record_has_no_place_for_what_must_not_be_logged():
     parameters = inspect.signature(AccessLog.finished).parameters
     assert [p.annotation for p in parameters.values()][1:] == [RequestRecord]

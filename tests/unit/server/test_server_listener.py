@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 import zlib
+from functools import partial
 
 import pytest
 
 from coordinator.core.errors import BodyTooLarge
-from coordinator.server.date import DateLine
 from coordinator.server.listener import HttpServer, ServerLimits
+from coordinator.server.shared import Shared
 
 MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -91,7 +92,7 @@ async def ok(exchange):
 @pytest.fixture(autouse=True)
 def undated(monkeypatch):
     """Answers that can be compared as a whole."""
-    monkeypatch.setattr(DateLine, "__call__", lambda self: b"")
+    monkeypatch.setattr("coordinator.server.listener.Shared", partial(Shared, date=bytes))
 
 
 @pytest.fixture
@@ -366,11 +367,12 @@ async def test_a_shortage_costs_one_warning_and_no_busy_loop(site, number, monke
 
 SHORT_OF_FILES = """
 import asyncio, logging, resource, sys, time
+from functools import partial
 import uvloop
-from coordinator.server.date import DateLine
+from coordinator.server import listener
 from coordinator.server.listener import HttpServer, ServerLimits
 
-DateLine.__call__ = lambda self: b""
+listener.Shared = partial(listener.Shared, date=bytes)
 
 async def handle(exchange):
     exchange.respond(200, (), b"ok")

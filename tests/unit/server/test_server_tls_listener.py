@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import ssl
+from functools import partial
 
 import pytest
 from certificates import Authority
@@ -12,8 +13,8 @@ from certificates import Authority
 from coordinator.config import ServerTls
 from coordinator.core.errors import InvalidKey
 from coordinator.security.tls import PortTls, server_context
-from coordinator.server.date import DateLine
 from coordinator.server.listener import HttpServer, ServerLimits
+from coordinator.server.shared import Shared
 
 LIMIT_S = 10
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -85,7 +86,7 @@ async def endless(exchange):
 @pytest.fixture(autouse=True)
 def undated(monkeypatch):
     """Answers that can be compared as a whole."""
-    monkeypatch.setattr(DateLine, "__call__", lambda self: b"")
+    monkeypatch.setattr("coordinator.server.listener.Shared", partial(Shared, date=bytes))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PROTOS = sorted((ROOT / "coordinator/wire/protobuf").glob("*.proto"))
 
+pytestmark = pytest.mark.uncompiled  # the sources
+
 
 def test_there_are_files():
     assert PROTOS
