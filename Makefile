@@ -42,7 +42,8 @@ $(COMPILED)/.ready: $(STAMP) $(WHEEL_SOURCES)
 
 # tests on that wheel, from a folder that does not have the sources; those that put something of their own in the place
 # of what is compiled are left out
-COMPILED_TESTS := tests/conformance tests/e2e $(addprefix tests/unit/,observability relay scheduler server transport wire)
+COMPILED_TESTS := tests/conformance $(addprefix tests/unit/,observability relay scheduler server transport wire) \
+  $(patsubst %,tests/e2e/test_%.py,client_needs commands disconnect drain failover limits openai_sdk recompute vllm_sglang workers)
 test-compiled: compiled
 	rm -rf $(COMPILED)/run
 	mkdir -p $(COMPILED)/run
@@ -62,7 +63,7 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/conformance tests/repo tests/deploy
 
-bench: setup
+bench: setup compiled
 	$(BIN)/python -m bench $(ARGS)
 
 format: setup

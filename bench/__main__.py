@@ -12,7 +12,7 @@ from typing import Any
 from bench.machine import describe
 from bench.parts import Settings, run_flames, run_micro, run_workloads
 from bench.report import before_after, markdown, text, write_sections
-from bench.routers import FLAVOURS, OURS, PEERS, ROOT, install_tools, routers, versions
+from bench.routers import COMPILED, FLAVOURS, OURS, PEERS, ROOT, install_tools, routers, versions
 from bench.workloads import WORKLOADS
 
 PARTS = ("workloads", "micro", "flame")
@@ -39,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     add("--parts", type=_names(PARTS), default="workloads,micro", help=f"of {','.join(PARTS)}; default: %(default)s")
     add("--workloads", type=_names(tuple(WORKLOADS)), default=",".join(WORKLOADS), help="default: %(default)s")
     add("--flavours", type=_names(FLAVOURS), default=",".join(FLAVOURS), help="engines; default: %(default)s")
-    add("--routers", type=_names((OURS, *PEERS)), default="", help="only these")
+    add("--routers", type=_names((OURS, COMPILED, *PEERS)), default="", help="only these")
     add("--rounds", type=int, default=3, help="figures are medians of so many; default: %(default)s")
     add("--workers", type=int, default=1, help="processes of the coordinator")
     add("--quick", action="store_true", help="tiny loads, to see that everything runs")

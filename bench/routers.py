@@ -14,6 +14,8 @@ from coordinator.engines.table import ENGINES
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "pd-coordinator"
+COMPILED = "pd-coordinator-compiled"
+COMPILED_PROGRAM = ROOT / "build/compiled/.venv/bin/pd-coordinator"
 FLAVOURS = ("mindie", "vllm", "sglang")
 BOOTSTRAP_PORT = 8998
 INSTALL_S = 900
@@ -43,7 +45,7 @@ class Router:
     @property
     def ours(self) -> bool:
         """Whether it is this project's."""
-        return self.name == OURS
+        return self.name in (OURS, COMPILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,24 @@ def routers(flavours: Sequence[str], names: Sequence[str]) -> list[Router]:
     """Those to measure, in turn; says which are left out, and why. No names: all."""
     found = []
     for flavour in flavours:
-        if OURS in names or not names:
-            if flavour in ENGINES:
-                found.append(Router(OURS, flavour))
-            else:
-                print(f"{OURS}/{flavour}: left out, there is no such engine yet", file=sys.stderr)
+        found += [Router(name, flavour) for name in (OURS, COMPILED) if _is_there(name, flavour, names)]
         for name, (requirement, speaks) in PEERS.items():
             if speaks == flavour and (name in names or not names) and install(name, [requirement]):
                 found.append(Router(name, flavour))
     return found
+
+
+def _is_there(ours: str, flavour: str, names: Sequence[str]) -> bool:
+    """Whether to measure the coordinator, as it is or compiled."""
+    if names and ours not in names:
+        return False
+    if flavour not in ENGINES:
+        print(f"{ours}/{flavour}: left out, there is no such engine yet", file=sys.stderr)
+        return False
+    if ours == COMPILED and not COMPILED_PROGRAM.exists():
+        print(f"{ours}/{flavour}: left out, `make compiled` makes it", file=sys.stderr)
+        return False
+    return True
 
 
 def install(name: str, requirements: Sequence[str], constraints: Path | None = None) -> bool:
@@ -131,7 +142,8 @@ def _our_command(router: Router, place: Place, folder: Path, workers: int) -> li
         "scheduling: {policy: round_robin}\n"
         "limits: {max_requests: 20000}\n"
     )
-    return [sys.executable, "-m", "coordinator", "serve", "--config", str(config)]
+    start = [str(COMPILED_PROGRAM)] if router.name == COMPILED else [sys.executable, "-m", "coordinator"]
+    return [*start, "serve", "--config", str(config)]
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 EXIT_BAD_CONFIG = 2
@@ -141,12 +142,19 @@ def _top(args: argparse.Namespace) -> int:
     return command.run(args)
 
 
+def _version() -> str:
+    """The version, and whether the hot modules are compiled."""
+    relay = find_spec("coordinator.relay")
+    compiled = relay is not None and not (relay.origin or "").endswith(".py")
+    return f"{version('pd-coordinator')}{' (compiled)' if compiled else ''}"
+
+
 def _parser(asked: str | None = None) -> argparse.ArgumentParser:
     """The parser for one command; None: for all of them, which costs the import of what only some need."""
     parser = argparse.ArgumentParser(
         prog="pd-coordinator", description="The router in front of prefill/decode-disaggregated LLM instances."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('pd-coordinator')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="run the service; SIGTERM drains, SIGHUP reads the file again")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from processes import call, call_json, until
 
+from coordinator import relay
+
 PROGRAM = Path(sys.executable).with_name("pd-coordinator")
 
 
@@ -24,7 +26,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_installed_program_has_a_version():
     assert PROGRAM.exists()
     done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, timeout=20, check=True)
-    assert re.fullmatch(r"pd-coordinator \d+\.\d+\.\d+\S*\n", done.stdout)
+    compiled = "" if relay.__file__.endswith(".py") else r" \(compiled\)"
+    assert re.fullmatch(rf"pd-coordinator \d+\.\d+\.\d+\S*{compiled}\n", done.stdout)
 
 
 def test_check_passes_the_shipped_files():
