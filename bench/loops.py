@@ -262,9 +262,11 @@ def _open_stream(metrics: Metrics) -> Mailbox:
 
 def _open_leg(metrics: Metrics) -> ReplyReader:
     decode = Instance(id="d0", role=Role.DECODE, address=Address("10.0.0.1", 5000), engine="vllm")
-    reader = ReplyReader(StreamLeg(decode, _Unwatched(), _open_relay(metrics)), bodiless=False, max_head_bytes=32768)
+    relay = _open_relay(metrics)
+    reader = ReplyReader(StreamLeg(decode, _Unwatched(), relay), bodiless=False, max_head_bytes=32768)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     reader.feed(head + _chunk(EVENT), 0.0)
+    reader.gatherer = relay
     return reader
 
 

@@ -128,6 +128,17 @@ class Relay:
         """Slow this request's own source down while the client is slow."""
         self._pause, self._resume = pause, resume
 
+    def hold(self) -> None:
+        """See core.gather."""
+        self._exchange.hold()
+
+    def flush(self) -> None:
+        """See core.gather; how slow the client is shows only here."""
+        exchange = self._exchange
+        exchange.flush()
+        if exchange.congested and not (exchange.finished or exchange.gone):
+            self._congested()
+
     # --- from the front door
 
     def answer(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:

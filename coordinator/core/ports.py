@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from .errors import EngineFailed, RequestError
+from .gather import Gatherer
 from .instance import Instance, Role
 from .request import Ask, Request
 from .view import ClusterView
@@ -41,7 +42,7 @@ Outcome = Completed | Resume
 COMPLETED = Completed()
 
 
-class Out(Protocol):
+class Out(Gatherer, Protocol):
     """Where an engine puts the answer of one request; the relay implements it, a list does in tests.
 
     All calls are synchronous and cheap; none blocks and none raises for a client that has left (the request's task is

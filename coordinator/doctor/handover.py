@@ -74,6 +74,12 @@ class Collected:
     def paced_by(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         """Nobody is slow here."""
 
+    def hold(self) -> None:
+        """Nothing is written here."""
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
 
 class HandoverCheck:
     """Sends such requests.

@@ -176,8 +176,9 @@ class StreamLeg:
         self.done.set_result(None)
 
     def started_by(self, stream: Stream) -> None:
-        """Learn the stream, to slow it down when the client is slow."""
+        """Learn the stream, to slow it down when the client is slow, and to pass on at once what it reads at once."""
         self.sent_s = time.monotonic()
+        stream.gather_in(self._out)
         self._out.paced_by(stream.pause, stream.resume)
 
     def head(self, status: int, headers: Headers) -> None:

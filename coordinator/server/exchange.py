@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from coordinator.core.errors import RequestError
+from coordinator.server.hold import Hold, Wire
 from coordinator.server.reader import RequestReader
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -45,8 +46,9 @@ class Link(Protocol):
 class Exchange:
     """One request, complete or refused, and its answer: `respond` once, or `start`, `write`..., `end`.
 
-    All calls are synchronous and hand at most one piece to the transport. Once the client has left, or the answer is
-    finished, writes are ignored. Header values of answers are trusted but for line breaks.
+    All calls are synchronous and hand at most one piece to the transport; what they are given between `hold` and `flush`
+    goes out in one write. Once the client has left, or the answer is finished, writes are ignored. Header values of
+    answers are trusted but for line breaks.
 
     Attributes:
         method: as received; empty if the request was too broken to tell.
@@ -69,8 +71,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunked", "_head_only", "_link", "_plain", "_request", "_reusable", "_transport", "arrived_s", "body",
-        "congested", "finished", "gone", "headers", "http_10", "kept", "method", "on_writable", "path", "peer",
+        "_chunked", "_head_only", "_hold", "_link", "_plain", "_request", "_reusable", "_transport", "arrived_s",
+        "body", "congested", "finished", "gone", "headers", "http_10", "kept", "method", "on_writable", "path", "peer",
         "query", "refusal", "started", "target",
     )  # fmt: skip
 
@@ -88,7 +90,8 @@ class Exchange:
         self.started = self.finished = self.gone = self.congested = False
         self.on_writable: Callable[[], None] | None = None
         self._link = link
-        self._transport = link.transport
+        self._transport: Wire = link.transport
+        self._hold: Hold | None = None
         self._reusable = request.keep_alive and not request.unread
         self._head_only = request.method == "HEAD"
         self._chunked = self._plain = False
@@ -116,6 +119,7 @@ class Exchange:
         head = _head(status, headers) + self._link.date()
         if not self._opens():
             return
+        self.flush()
         self.finished = True
         self._reusable = reusable = self._reusable and not self._link.draining
         if status not in _BODILESS:
@@ -181,6 +185,7 @@ class Exchange:
         elif not self.finished:
             self.write(data)
         if self._closes():
+            self.flush()
             self._link.answered(reusable=self._reusable and not self._link.draining)
 
     def break_off(self, data: bytes = b"") -> None:
@@ -192,22 +197,41 @@ class Exchange:
         if data and self.started:
             self.write(data)
         if self._closes():
+            self.flush()
             self._link.torn()
 
     def cut(self) -> None:
         """Reset the connection at once; what the client has not taken is dropped. For a client that does not read."""
         if self._closes():
+            self._drop()
             self._link.reset()
 
+    def hold(self) -> None:
+        """Keep what is written until `flush`, or until the answer is complete or broken off; `cut` drops it."""
+        if self._hold is None and not (self.finished or self.gone):
+            self._transport = self._hold = Hold(self._link.transport)
+
+    def flush(self) -> None:
+        """Write what was kept. May be followed by `congested` at once."""
+        hold = self._hold
+        if hold is not None:
+            self._drop()
+            hold.release()
+
     def buffered_bytes(self) -> int:
-        """How much of what was written the client's kernel has not taken yet."""
+        """How much of what was written the client's kernel has not taken yet; what is kept back counts."""
         return self._transport.get_write_buffer_size()
 
     def left(self) -> None:
         """The client is gone: called by the connection."""
         self.gone = True
+        self._drop()
         self._chunked = self._plain = False
         self.on_writable = None
+
+    def _drop(self) -> None:
+        self._hold = None
+        self._transport = self._link.transport
 
     def _opens(self) -> bool:
         """Whether an answer may begin."""

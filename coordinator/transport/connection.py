@@ -157,13 +157,17 @@ class Connection(asyncio.Protocol):
         if reader is None:  # nobody has asked: what comes next would not be the reply to the next request
             self.close()
             return
-        raised = reader.feed(data, self._clock())
-        if raised is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "sink of a reply failed", "exception": raised}
-            )
-        if reader is self._reader:  # else the sink has closed the stream
-            self._look_at(reader)
+        try:
+            raised = reader.feed(data, self._clock())
+            if raised is not None:
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "sink of a reply failed", "exception": raised}
+                )
+            if reader is self._reader:  # else the sink has closed the stream
+                self._look_at(reader)
+        finally:
+            if reader.holding:
+                reader.flush()
 
     def pause_writing(self) -> None:
         """Called by the transport when the engine takes a request more slowly than it is written."""

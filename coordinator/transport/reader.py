@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from coordinator.core.gather import Gatherer
 from coordinator.wire.head_memory import HeadMemory
 
 from .errors import TransportError
@@ -13,6 +14,7 @@ from .reply import ReplySink
 FIRST_FINAL = 200
 SWITCHING = 101
 NO_BODY = (204, 304)
+FRAMING_BYTES = 8  # around a chunk below 64 KiB, at most
 
 
 class Known(NamedTuple):
@@ -32,6 +34,8 @@ class ReplyReader:
 
     Attributes:
         sink: where the reply goes; another may take over between two calls. None: what still comes is dropped.
+        gatherer: who is told where a read holds more than a piece of the body. None: nobody.
+        holding: it was told so in this read, and is to be told by `flush` when the read is over.
         fault: why the reply cannot be read; the sink gets nothing after it.
         complete: the reply ended by its own framing.
         until_close: the reply ends when the connection does (RFC 9112 §6.3, rule 8).
@@ -54,6 +58,8 @@ class ReplyReader:
         "_status",
         "complete",
         "fault",
+        "gatherer",
+        "holding",
         "in_step",
         "keeps_open",
         "sink",
@@ -65,6 +71,8 @@ class ReplyReader:
         self, sink: ReplySink, *, bodiless: bool, max_head_bytes: int, last: HeadMemory[Known] | None = None
     ) -> None:
         self.sink: ReplySink | None = sink
+        self.gatherer: Gatherer | None = None
+        self.holding = False
         self.fault: TransportError | None = None
         self.complete = False
         self.until_close = False
@@ -156,6 +164,12 @@ class ReplyReader:
         if self.until_close:
             self._complete()
 
+    def flush(self) -> None:
+        """The read is over: what was held back for its sake goes on."""
+        self.holding = False
+        if self.gatherer is not None:
+            self.gatherer.flush()
+
     def release(self) -> ReplySink | None:
         """Take the sink away and free the parser, which refers back to this object."""
         sink, self.sink, self._parser = self.sink, None, None
@@ -192,7 +206,11 @@ class ReplyReader:
 
     def on_body(self, data: bytes) -> None:
         """Pass body bytes on."""
+        other_bytes = self._quiet_bytes - len(data)
         self._quiet_bytes = 0
+        if other_bytes > FRAMING_BYTES and self.gatherer is not None and not self.holding:
+            self.holding = True
+            self.gatherer.hold()
         if self.complete:
             self.in_step = False
         elif self._expander is not None:

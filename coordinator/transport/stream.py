@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from coordinator.core.gather import Gatherer
 from coordinator.core.instance import Address
 
 from .connection import Connection
@@ -15,12 +16,13 @@ from .request import Call
 class Stream:
     """One streamed reply. All calls are idempotent, and none does anything once the reply has ended."""
 
-    __slots__ = ("_claim", "_closed", "_connection", "_paused", "_retry")
+    __slots__ = ("_claim", "_closed", "_connection", "_gatherer", "_paused", "_retry")
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
         self._claim: ReplyReader | None = None
         self._closed = False
+        self._gatherer: Gatherer | None = None
         self._paused = False
         self._retry: asyncio.Task[None] | None = None
 
@@ -36,6 +38,12 @@ class Stream:
         if self._connection is not None and self._claim is not None:
             self._connection.resume(self._claim)
 
+    def gather_in(self, gatherer: Gatherer) -> None:
+        """Tell it when several pieces come in one read, so that they can go on in one write; the sink takes each."""
+        self._gatherer = gatherer
+        if self._claim is not None and self._claim.sink is not None:
+            self._claim.gatherer = gatherer
+
     def close(self) -> None:
         """End the leg: no further call reaches the sink. The connection is closed unless the reply has ended."""
         self._closed = True
@@ -43,13 +51,14 @@ class Stream:
             self._retry.cancel()
         if self._connection is not None and self._claim is not None:
             self._connection.abandon(self._claim)
-        self._connection = self._claim = None
+        self._connection = self._claim = self._gatherer = None
 
     # --- for the client
 
     def run(self, connection: Connection, call: Call, sink: ReplySink) -> None:
         """Write the request on this connection; raises TransportError if it is closed already."""
         self._claim = connection.begin(call, sink)
+        self._claim.gatherer = self._gatherer
         self._connection = connection
         if self._paused:
             connection.pause(self._claim)

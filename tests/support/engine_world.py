@@ -156,6 +156,12 @@ class Out:
     def paced_by(self, pause, resume):
         self.pace = (pause, resume)
 
+    def hold(self):
+        pass
+
+    def flush(self):
+        pass
+
 
 class Stages:
     """Remembers the moments of an attempt."""

@@ -88,6 +88,14 @@ class JoinedOut:
         """See `core.ports.Out`."""
         self._out.paced_by(pause, resume)
 
+    def hold(self) -> None:
+        """See `core.gather`."""
+        self._out.hold()
+
+    def flush(self) -> None:
+        """See `core.gather`."""
+        self._out.flush()
+
     def _edited(self, body: bytes) -> bytes:
         cached = cached_tokens(self._prefilled, stream=False)
         try:

@@ -302,6 +302,12 @@ class Sink:
     def paced_by(self, pause, resume):
         self.pacing.append((pause, resume))
 
+    def hold(self):
+        pass
+
+    def flush(self):
+        pass
+
     def whole(self, body, now_s, content_type=b"application/json"):
         assert not self.started
         self.answer = body
