@@ -46,9 +46,9 @@ class Link(Protocol):
 class Exchange:
     """One request, complete or refused, and its answer: `respond` once, or `start`, `write`..., `end`.
 
-    All calls are synchronous and hand at most one piece to the transport; what they are given between `hold` and `flush`
-    goes out in one write. Once the client has left, or the answer is finished, writes are ignored. Header values of
-    answers are trusted but for line breaks.
+    All calls are synchronous and hand at most one piece to the transport; what comes between `hold` and `flush` goes
+    out in one write. Once the client has left, or the answer is finished, writes are ignored. Header values of answers
+    are trusted but for line breaks.
 
     Attributes:
         method: as received; empty if the request was too broken to tell.

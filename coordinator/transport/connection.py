@@ -97,12 +97,13 @@ class Connection(asyncio.Protocol):
         self._reader = ReplyReader(sink, bodiless=call.bodiless, max_head_bytes=call.max_head_bytes, last=self._last)
         self._keep = call.keep
         self._sent_s = self._clock()
+        if 0 < len(call.body) <= SLICE_BYTES:
+            transport.writelines((call.head, call.body))
+            return self._reader
         transport.write(call.head)
-        if len(call.body) > SLICE_BYTES:
+        if call.body:
             self._unsent = memoryview(call.body)
             self._send_on()
-        elif call.body:
-            transport.write(call.body)
         return self._reader
 
     def abandon(self, claim: ReplyReader) -> None:

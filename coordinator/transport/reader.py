@@ -56,6 +56,7 @@ class ReplyReader:
         "_plain",
         "_quiet_bytes",
         "_status",
+        "_straight",
         "complete",
         "fault",
         "gatherer",
@@ -87,6 +88,7 @@ class ReplyReader:
         self._parser: HttpResponseParser | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._status = 0  # 0 until the final reply's head is complete
+        self._straight = False  # what the parser finds of the body goes to the sink as it is
         self._quiet_bytes = 0  # read since the last body byte: the head, or trailers and the like
         self._expander: Expander | None = None
         self._now_s = 0.0
@@ -103,11 +105,12 @@ class ReplyReader:
             What the sink raised, if it did: a fault of ours that the log must show; `fault` is set as well.
         """
         self._now_s = now_s
-        if self._parser is None:
+        parser = self._parser
+        if parser is None:
             return self._feed_plain(data) if self._left >= 0 else self._feed_first(data)
         self._quiet_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except HttpParserCallbackError as error:
             self._fail("the reply's sink failed")
             return error.__context__ or error
@@ -115,7 +118,7 @@ class ReplyReader:
             self.in_step = False
             if not self.complete:
                 self._fail(f"not HTTP: {error}")
-        if self._quiet_bytes > self._max_head_bytes and not self.complete:
+        if self._quiet_bytes and self._quiet_bytes > self._max_head_bytes and not self.complete:
             self._fail("head or trailers too long")
         return None
 
@@ -203,20 +206,20 @@ class ReplyReader:
             self.sink.head(status, tuple(self._headers))
             if self._bodiless:  # the parser would wait for the body that the head announces
                 self.complete = True
+            self._straight = self._expander is None and not self.complete
 
     def on_body(self, data: bytes) -> None:
         """Pass body bytes on."""
-        other_bytes = self._quiet_bytes - len(data)
+        if self._quiet_bytes - len(data) > FRAMING_BYTES:
+            self._hold()
         self._quiet_bytes = 0
-        if other_bytes > FRAMING_BYTES and self.gatherer is not None and not self.holding:
-            self.holding = True
-            self.gatherer.hold()
-        if self.complete:
+        sink = self.sink
+        if sink is not None and self._straight:
+            sink.data(data, self._now_s)
+        elif self.complete:
             self.in_step = False
         elif self._expander is not None:
             self._expand(self._expander, data)
-        elif self.sink is not None and self.fault is None:
-            self.sink.data(data, self._now_s)
 
     def on_message_complete(self) -> None:
         """Take note of the end; that of an interim reply is none."""
@@ -225,11 +228,18 @@ class ReplyReader:
 
     # --- inside
 
+    def _hold(self) -> None:
+        if self.gatherer is not None and not self.holding:
+            self.holding = True
+            self.gatherer.hold()
+
     def _fail(self, why: str) -> None:
+        self._straight = False
         if self.fault is None:
             self.fault = TransportError("bad_reply", why)
 
     def _complete(self) -> None:
+        self._straight = False
         if self._expander is not None and not self._expander.finished:
             self._fail("compressed body is cut")
         self.complete = self.fault is None
