@@ -66,17 +66,46 @@ class Socket:
         return 0
 
 
+class Between:
+    """In front of a leg, which may be compiled: what a test does before and after its calls."""
+
+    def __init__(self, leg):
+        self.leg = leg
+        self.before_data = self.after_data = lambda data: None
+        self.at_end = lambda: None
+
+    def head(self, status, headers):
+        self.leg.head(status, headers)
+
+    def data(self, data, now_s):
+        self.before_data(data)
+        self.leg.data(data, now_s)
+        self.after_data(data)
+
+    def end(self, now_s):
+        self.at_end()
+        self.leg.end(now_s)
+
+    def lost(self, error):
+        self.leg.lost(error)
+
+
+def fail():
+    raise ZeroDivisionError
+
+
 class Chain:
     """A stream whose engine is the test; `now_s` is the connection's clock."""
 
-    def __init__(self, leg=StreamLeg, **case):
+    def __init__(self, **case):
         self.case = Case(**case)
         self.now_s = 101.0
         self.connection = Connection(ADDRESS, Home(), lambda: self.now_s)
         self.connection.connection_made(Socket())
         self.stream = Stream()
-        self.leg = leg(instance("d0"), Stages(), self.case.relay)
-        self.stream.run(self.connection, Call(b"x", b"", bodiless=False), UntilHead(self.stream, self.leg, ADDRESS))
+        self.leg = StreamLeg(instance("d0"), Stages(), self.case.relay)
+        self.sink = Between(self.leg)
+        self.stream.run(self.connection, Call(b"x", b"", bodiless=False), UntilHead(self.stream, self.sink, ADDRESS))
         self.leg.started_by(self.stream)
 
     def read(self, data):
@@ -221,49 +250,31 @@ class TestFailures:
         assert chain.case.client.ends == ["torn"]
 
     async def test_a_fault_of_the_sink(self):
-        class Broken(StreamLeg):
-            def data(self, data, now_s):
-                if data == EVENTS[2]:
-                    raise ZeroDivisionError
-                super().data(data, now_s)
-
         told = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
-        chain = Chain(leg=Broken)
+        chain = Chain()
+        chain.sink.before_data = lambda data: fail() if data == EVENTS[2] else None
         assert chain.read(HEAD + chunk(*EVENTS)) == 1
         assert chain.case.client.body == EVENTS[0] + EVENTS[1]
         assert isinstance(chain.leg.done.exception(), EngineFailed)
         assert isinstance(told[0], ZeroDivisionError)
 
     async def test_a_fault_at_the_end_of_the_reply(self):
-        class Broken(StreamLeg):
-            def end(self, now_s):
-                raise ZeroDivisionError
-
-        chain = Chain(leg=Broken)
+        chain = Chain()
+        chain.sink.at_end = fail
         with pytest.raises(ZeroDivisionError):
             chain.read(HEAD + chunk(*EVENTS) + END)
         assert chain.case.client.body == b"".join(EVENTS)
 
     async def test_a_stream_that_is_closed_by_one_of_its_pieces(self):
-        class Leaver(StreamLeg):
-            def data(self, data, now_s):
-                super().data(data, now_s)
-                if data == EVENTS[1]:
-                    chain.stream.close()
-
-        chain = Chain(leg=Leaver)
+        chain = Chain()
+        chain.sink.after_data = lambda data: chain.stream.close() if data == EVENTS[1] else None
         assert chain.read(HEAD + chunk(*EVENTS)) == 1
         assert chain.case.client.body == EVENTS[0] + EVENTS[1]
 
     async def test_a_client_that_leaves_in_mid_read(self):
-        class Left(StreamLeg):
-            def data(self, data, now_s):
-                super().data(data, now_s)
-                if data == EVENTS[1]:
-                    chain.case.client.exchange.left()
-
-        chain = Chain(leg=Left)
+        chain = Chain()
+        chain.sink.after_data = lambda data: chain.case.client.exchange.left() if data == EVENTS[1] else None
         assert chain.read(HEAD + chunk(*EVENTS)) == 0
 
 
