@@ -40,6 +40,8 @@ def hazards(source):
             yield node.lineno, "keeps the context that `from None` shall hide"
         if isinstance(node, ast.Attribute) and node.attr == "__cause__" and isinstance(node.ctx, ast.Load):
             yield node.lineno, "knows no causes: `raise ... from` sets none"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super" and node.args:
+            yield node.lineno, "is given another `self` in a function within a method"
         if isinstance(node, ast.ClassDef):
             yield from hazards_of_class(node)
 
@@ -96,6 +98,7 @@ def test_no_other_class_derives_from_a_compiled_one():
         "x = e.__cause__\n",
         "class A(msgspec.Struct): pass\n",
         "class A:\n inner = value\n",
+        "class A(B):\n def f(self): return lambda: super(A, self).f()\n",
     ],
 )
 def test_a_hazard_is_seen(text):

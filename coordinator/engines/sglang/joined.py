@@ -136,15 +136,19 @@ class LogprobsOut(JoinedOut):
         if self._resume is not None and self._held_bytes > MAX_HELD_BYTES:
             self._resume()
         self._held_bytes = 0
-        for send in held or ():
-            send()
+        self._out.hold()
+        try:
+            for send in held or ():
+                send()
+        finally:
+            self._out.flush()
 
     def piece(self, data: bytes, now_s: float, *, token: bool = True) -> None:
         """Send stream bytes, or hold them back."""
         if self._held is None:
             super().piece(data, now_s, token=token)
             return
-        self._held.append(lambda: super(LogprobsOut, self).piece(data, now_s, token=token))
+        self._held.append(lambda: self.piece(data, now_s, token=token))
         self._held_bytes += len(data)
         if self._held_bytes > MAX_HELD_BYTES and self._pause is not None:
             self._pause()
@@ -154,14 +158,14 @@ class LogprobsOut(JoinedOut):
         if self._held is None:
             super().finish(data, now_s, token=token, after=after)
         else:
-            self._held.append(lambda: super(LogprobsOut, self).finish(data, now_s, token=token, after=after))
+            self._held.append(lambda: self.finish(data, now_s, token=token, after=after))
 
     def whole(self, body: bytes, now_s: float, content_type: bytes = b"application/json") -> None:
         """Send a complete answer, or hold it back."""
         if self._held is None:
             super().whole(body, now_s, content_type)
         else:
-            self._held.append(lambda: super(LogprobsOut, self).whole(body, now_s, content_type))
+            self._held.append(lambda: self.whole(body, now_s, content_type))
 
     def paced_by(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         """Take the means to pause decode; the client's own slowness uses them too."""
