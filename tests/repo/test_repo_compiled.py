@@ -30,20 +30,24 @@ def hazards(source):
     """Line and reason of each thing that compiled code does in another way, and nobody would be told."""
     for node in ast.walk(source):
         if isinstance(node, ast.Try):
-            for part in (*node.handlers, *node.finalbody):
-                for each in (part, *inside(part)):
-                    if isinstance(each, SUSPENDS):
-                        yield each.lineno, "suspends while an error is handled: whoever runs meanwhile has that error"
-        if isinstance(node, ast.AsyncWith):
+            yield from hazards_of_handling(node)
+        elif isinstance(node, ast.AsyncWith):
             yield node.lineno, "is left by an await, which may be while an error is handled"
-        if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Constant):
+        elif isinstance(node, ast.Raise) and isinstance(node.cause, ast.Constant):
             yield node.lineno, "keeps the context that `from None` shall hide"
-        if isinstance(node, ast.Attribute) and node.attr == "__cause__" and isinstance(node.ctx, ast.Load):
+        elif isinstance(node, ast.Attribute) and node.attr == "__cause__" and isinstance(node.ctx, ast.Load):
             yield node.lineno, "knows no causes: `raise ... from` sets none"
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super" and node.args:
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super" and node.args:
             yield node.lineno, "is given another `self` in a function within a method"
-        if isinstance(node, ast.ClassDef):
+        elif isinstance(node, ast.ClassDef):
             yield from hazards_of_class(node)
+
+
+def hazards_of_handling(node):
+    for part in (*node.handlers, *node.finalbody):
+        for each in (part, *inside(part)):
+            if isinstance(each, SUSPENDS):
+                yield each.lineno, "suspends while an error is handled: whoever runs meanwhile has that error"
 
 
 def hazards_of_class(node):
