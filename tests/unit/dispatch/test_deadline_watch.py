@@ -10,6 +10,8 @@ from coordinator.core.errors import DeadlineExceeded
 from coordinator.dispatch.flight import Flight, Watch
 from coordinator.dispatch.waits import Waits
 
+pytestmark = pytest.mark.uncompiled  # a relay of its own
+
 START_S = 1000.0
 
 

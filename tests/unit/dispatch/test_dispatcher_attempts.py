@@ -105,6 +105,7 @@ class TestRetry:
         failures = world.metrics.engine_failures
         assert count(failures, first[guilty], "prefill" if guilty == 0 else "decode", world.cluster.charged[0][1]) == 1
 
+    @pytest.mark.uncompiled
     async def test_a_doubted_one_is_avoided_and_not_charged(self):
         def doubtful(attempt):
             error = decode_fails(attempt)
@@ -118,6 +119,7 @@ class TestRetry:
         assert told == [set(), {prefill, decode}]
         assert world.cluster.charged == [(decode, "link_lost")]
 
+    @pytest.mark.uncompiled
     async def test_the_scheduler_is_told_of_the_guilty_ones_alone(self):
         world = World(fails(prefill_fails), fails(decode_fails), good)
         told = told_to_avoid(world)

@@ -134,6 +134,7 @@ async def test_decode_is_closed_by_the_head_of_a_refusal(world, monkeypatch):
     assert (error.status, error.message) == (400, "not so")
 
 
+@pytest.mark.uncompiled
 async def test_decode_is_closed_before_the_task_is_woken(world, monkeypatch):
     opened, seen = [], []
     connect = HttpClient.open_stream
@@ -201,6 +202,7 @@ async def test_a_prefill_that_refuses_connections_never_troubles_decode(world):
     assert not world.decode.calls
 
 
+@pytest.mark.uncompiled
 async def test_a_prefill_that_fails_just_after_the_answer_does_not_undo_it(world):
     """Its failure comes when decode's answer is out and the task has not been woken yet."""
     legs = []
@@ -269,6 +271,7 @@ async def test_a_break_after_tokens_is_no_end(world):
     assert not out.over
 
 
+@pytest.mark.uncompiled
 async def test_prefill_is_told_from_while_decode_is_being_connected(world):
     """Decode's address swallows connection attempts; prefill's refusal does not wait for them."""
     reached = asyncio.Event()
@@ -472,6 +475,7 @@ async def test_tokens_after_the_head_of_prefills_failure_are_not_relayed_and_cle
     await closed(world.decode)
 
 
+@pytest.mark.uncompiled
 async def test_a_prefill_that_gives_up_before_decode_is_connected_keeps_decode_silent(world, monkeypatch):
     monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.05)
     given_up = asyncio.Event()
@@ -652,6 +656,7 @@ async def test_leaving_at_any_moment_leaves_nothing_open_and_no_load(world, kind
     assert rounds > 5
 
 
+@pytest.mark.uncompiled
 async def test_a_connect_without_an_answer_can_be_cancelled(world):
     world.d0 = instance("d0", Address("192.0.2.1", 9), engine="sglang")
     opened = asyncio.Event()

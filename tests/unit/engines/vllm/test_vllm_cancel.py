@@ -16,6 +16,8 @@ from coordinator.transport.errors import TransportError
 from coordinator.wire.json_edit import read_fields
 from coordinator.wire.vllm import Prefilled
 
+pytestmark = pytest.mark.uncompiled  # a client of its own
+
 ENDS_WITHIN = 400
 
 

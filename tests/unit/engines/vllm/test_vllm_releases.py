@@ -11,6 +11,8 @@ from coordinator.core.errors import EngineFailed, EngineRefused
 from coordinator.engines.vllm.releases import KvReleases, Orphan
 from coordinator.transport.errors import TransportError
 
+pytestmark = pytest.mark.uncompiled  # a client of its own
+
 REFUSED = TransportError("connect_refused", connecting=True, unsent=True)
 RESET = TransportError("reset")
 GOOD = (200, b'data: {"choices":[]}\n\n')
