@@ -137,7 +137,7 @@ class _Text(Form):
         return quoted(text, limit)
 
     def inner(self, text: str, limit: int = VALUE_LIMIT) -> str:
-        return quoted(text, limit)
+        return self.value(text, limit)
 
     def shortened(self, line: str) -> str:
         return cut_line(line)
