@@ -8,9 +8,15 @@ import os
 import pty
 import re
 import struct
+import sys
 import termios
 
 WITHIN_S = 30.0
+TAKE_TERMINAL = """\
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""  # a program of its own: what runs between fork and exec in a process with gRPC's threads, gRPC complains about
 _cut = re.compile(r"\x1b(\[\??[\d;]*)?\Z")  # a sequence whose rest comes with the next read
 _piece = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|\x1b.|[\r\n]|[^\x1b\r\n]+", re.DOTALL)
 
@@ -90,8 +96,8 @@ class TerminalProcess:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         self.process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=slave, stdout=slave, stderr=asyncio.subprocess.PIPE, env=environment,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, *self._command,
+            stdin=slave, stdout=slave, stderr=asyncio.subprocess.PIPE, env=environment, start_new_session=True,
         )  # fmt: skip
         os.set_blocking(self._master, False)
         asyncio.get_running_loop().add_reader(self._master, self._read)
