@@ -1,10 +1,11 @@
 """Clients of the router under test.
 
-    python -m bench.clients URL --concurrency N --requests N --tokens N [--stream] [--prompt-bytes N]
+    python -m bench.clients URL --concurrency N --requests N --tokens N [--stream [--counting]] [--prompt-bytes N]
 
 Each client sends one request after another on its own connection. Prints one line of JSON with the figures. With
 `--requests 0` every client opens one stream: the line `open` tells that all have their first event, and the figures
-come when standard input is closed.
+come when standard input is closed. With `--counting` nothing is read of a stream but its status and the ends of its
+events, and nothing is timed: such clients cost little beside the router.
 """
 
 import argparse
@@ -22,6 +23,8 @@ import uvloop
 
 LIMIT_S = 180.0
 EVENT_END = b"\n\n"
+DONE = b"data: [DONE]\n\n"
+STREAM_END = DONE + b"\r\n0\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -152,7 +155,7 @@ class Client(asyncio.Protocol):
             self._tally.odd(f"status {status}")
         elif self._plan.stream:
             self._tally.events -= 1  # [DONE] is no event
-            if not self._tail.endswith(b"data: [DONE]\n\n"):
+            if not self._tail.endswith(DONE):
                 self._tally.odd("no end")
             elif self._seen.events != self._plan.events + 1:
                 self._tally.odd(f"{self._seen.events - 1} events instead of {self._plan.events}")
@@ -163,6 +166,37 @@ class Client(asyncio.Protocol):
             self._tally.done += 1
             self._plan.on_done()
             self._plan.reconnect()
+
+
+class Counting(Client):
+    """Knows how the router frames a stream: each event ends inside of a chunk, and a chunk of its own is the last."""
+
+    def _send(self) -> None:
+        super()._send()
+        self._begin = b""
+
+    def data_received(self, data: bytes) -> None:
+        if not self._begin:
+            self._begin = data[:12]
+            if self._begin != b"HTTP/1.1 200":
+                self._tally.odd(f"status {self._begin[9:].decode()}")
+                self.transport.abort()
+                return
+        tally, before = self._tally, self._seen.events
+        self._seen.feed(data)
+        tally.events += self._seen.events - before
+        self._tail = data[-32:] if len(data) >= 32 else (self._tail + data)[-32:]
+        if self._tail.endswith(STREAM_END):
+            self._ended()
+
+    def _ended(self) -> None:
+        tally, self._busy = self._tally, False
+        tally.events -= 1
+        if self._seen.events != self._plan.events + 1:
+            tally.odd(f"{self._seen.events - 1} events instead of {self._plan.events}")
+        tally.done += 1
+        self._plan.on_done()
+        self._send()
 
 
 def request(url: str, prompt_bytes: int, tokens: int, *, stream: bool) -> bytes:
@@ -188,8 +222,10 @@ async def drive(args: argparse.Namespace) -> dict[str, object]:
         if (tally.opened if holds else tally.done) >= wanted:
             over.set()
 
+    make = Counting if args.counting else Client
+
     async def connect() -> None:
-        await loop.create_connection(lambda: Client(plan, tally), parts.hostname, parts.port)
+        await loop.create_connection(lambda: make(plan, tally), parts.hostname, parts.port)
 
     def reconnect() -> None:
         if tally.left > 0:
@@ -223,6 +259,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--counting", action="store_true")
     parser.add_argument("--prompt-bytes", type=int, default=1200)
     print(json.dumps(uvloop.run(drive(parser.parse_args()))))
 

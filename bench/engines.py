@@ -1,10 +1,10 @@
 """A pretend prefill and a pretend decode instance in one process: fixed bytes at a fixed pace, as fast as it gets.
 
-    python -m bench.engines FLAVOUR --tokens N --step-ms MS --prefill-ms MS
+    python -m bench.engines FLAVOUR --tokens N --step-ms MS --prefill-ms MS [--together N]
 
 Prints the two ports as one line of JSON, then serves until it is killed. Once per step every live stream gets one
-event, as the batch of a decode instance does. `GET /handoffs` tells how many requests came, and how many of them
-lacked what prefill and decode need to find each other's KV.
+event (`--together`: so many at once), as the batch of a decode instance does. `GET /handoffs` tells how many requests
+came, and how many of them lacked what prefill and decode need to find each other's KV.
 """
 
 import argparse
@@ -83,9 +83,10 @@ FIXED_PAGES = {
 class Cluster:
     """Both instances: who is decoding, and the pace."""
 
-    def __init__(self, flavour: str, tokens: int, step_s: float, prefill_s: float) -> None:
+    def __init__(self, flavour: str, tokens: int, step_s: float, prefill_s: float, together: int) -> None:
         self.flavour = flavour
-        self.tokens, self.step_s, self.prefill_s = tokens, step_s, prefill_s
+        self.tokens, self.step_s, self.prefill_s, self.together = tokens, step_s, prefill_s, together
+        self.some = chunk(TOKEN) * together
         self.streams: dict[Connection, int] = {}
         self.requests: dict[bytes, tuple[int, bool]] = {}  # MindIE: by id, what is left and whether it streams
         self.results: Connection | None = None  # MindIE: who reads them
@@ -121,12 +122,12 @@ class Cluster:
 
     def _step(self) -> None:
         for connection, left in list(self.streams.items()):
-            if left > 1:
-                self.streams[connection] = left - 1
-                connection.transport.write(chunk(TOKEN))
+            if left > self.together:
+                self.streams[connection] = left - self.together
+                connection.transport.write(self.some)
             else:
                 del self.streams[connection]
-                connection.transport.write(chunk(LAST) + chunk(DONE) + END)
+                connection.transport.write(chunk(TOKEN) * (left - 1) + chunk(LAST) + chunk(DONE) + END)
         if self.results is not None and self.requests:
             self.results.transport.write(b"".join(self._results()))
 
@@ -134,13 +135,14 @@ class Cluster:
         """A decode step of MindIE: one message in a chunk of its own for each request."""
         out = []
         for request_id, (left, stream) in list(self.requests.items()):
-            if left > 1:
-                self.requests[request_id] = (left - 1, stream)
-                if stream:
-                    out.append(chunk(b"reqId:%b\0data:%b\0" % (request_id, TOKEN)))
+            token = chunk(b"reqId:%b\0data:%b\0" % (request_id, TOKEN))
+            if left > self.together:
+                self.requests[request_id] = (left - self.together, stream)
+                out.append(token * self.together)
                 continue
             del self.requests[request_id]
             ends = (LAST, DONE) if stream else (self.whole,)
+            out.append(token * (left - 1))
             out += [chunk(b"reqId:%b\0lastData:%b\0" % (request_id, last)) for last in ends]
         return out
 
@@ -248,7 +250,7 @@ class Connection(asyncio.Protocol):
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    await Cluster(args.flavour, args.tokens, args.step_ms / 1e3, args.prefill_ms / 1e3).serve()
+    await Cluster(args.flavour, args.tokens, args.step_ms / 1e3, args.prefill_ms / 1e3, args.together).serve()
 
 
 def main() -> None:
@@ -258,6 +260,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--step-ms", type=float, default=10)
     parser.add_argument("--prefill-ms", type=float, default=5)
+    parser.add_argument("--together", type=int, default=1)
     uvloop.run(_serve(parser.parse_args()))
 
 

@@ -5,9 +5,11 @@ loop is not running.
 """
 
 import asyncio
+import contextlib
+import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import cast
 
@@ -19,6 +21,7 @@ from coordinator.core.instance import Address, Capacity, Instance, Role
 from coordinator.core.request import Ask, Deadlines, Request
 from coordinator.core.view import ClusterView
 from coordinator.engines.http_leg import StreamLeg
+from coordinator.engines.mindie.boxes import Boxes
 from coordinator.engines.mindie.envelope import FirstToken
 from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.observability.access import RequestRecord
@@ -49,10 +52,11 @@ PROMPT = "Why does it help to compute the prompt on one instance and the answer 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One pass of `run` does so many operations."""
+    """One pass of `run` does so many operations; `scope` stays open as long as the loop lives."""
 
     run: Callable[[], object]
     operations: int
+    scope: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 # --- the yardstick of the yardsticks
@@ -89,24 +93,27 @@ def calibration() -> Loop:
 
 def mindie_parser() -> Loop:
     """One decode step of a MindIE instance: a message for each of 200 streams, in one read."""
-    step = b"".join(_chunk(b"reqId:%d\0data:%b\0" % (10**18 + number, EVENT)) for number in range(STREAMS))
-    parser = ResultParser(MIB)
+    step, parser = _decode_step(), ResultParser(MIB)
     return Loop(lambda: parser.feed(step), STREAMS)
 
 
 def mindie_relay() -> Loop:
-    """A token for each of 200 streams: mailbox, relay, exchange, and a transport that does nothing."""
+    """The same step all the way: parser, boxes, mailbox, relay, exchange, and a transport that does nothing."""
     metrics = Metrics([family.name for family in FAMILIES])
-    boxes = [_open_stream(metrics) for _ in range(STREAMS)]
+    decode = Instance(id="d0", role=Role.DECODE, address=Address("10.0.0.1", 5000), engine="mindie")
+    boxes = Boxes(decode, logging.getLogger("bench"), on_late=lambda: None)
+    scope = contextlib.ExitStack()
+    for wire_id in _wire_ids():
+        scope.enter_context(boxes.registered(wire_id, _open_stream(metrics)))
+    step, parser = _decode_step(), ResultParser(MIB)
     now_s = 0.0
 
     def run() -> None:
         nonlocal now_s
         now_s += 0.01
-        for box in boxes:
-            box.data(EVENT, now_s)
+        boxes.deliver(parser.feed(step), now_s)
 
-    return Loop(run, STREAMS)
+    return Loop(run, STREAMS, scope)
 
 
 def http_relay() -> Loop:
@@ -177,6 +184,14 @@ def whole(engine: str, reply_of: Callable[[Role], bytes], guarded: Guarded = LOG
 
 
 # --- their parts
+
+
+def _wire_ids() -> list[bytes]:
+    return [b"%d" % (10**18 + number) for number in range(STREAMS)]
+
+
+def _decode_step() -> bytes:
+    return b"".join(_chunk(b"reqId:%b\0data:%b\0" % (wire_id, EVENT)) for wire_id in _wire_ids())
 
 
 def _chunk(data: bytes) -> bytes:

@@ -119,6 +119,7 @@ def _client_process(url: str, work: Workload, requests: int) -> Iterator[subproc
     command = [
         sys.executable, "-m", "bench.clients", url, "--concurrency", str(work.concurrency), "--requests", str(requests),
         "--tokens", str(work.tokens), "--prompt-bytes", str(work.prompt_bytes), *(["--stream"] if work.stream else []),
+        *(["--counting"] if work.counting else []),
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         limit = threading.Timer(LIMIT_S, process.kill)
@@ -144,7 +145,7 @@ def _figures(said: bytes) -> Figures:
 def _engines(flavour: str, work: Workload) -> Iterator[tuple[int, int]]:
     command = [
         sys.executable, "-m", "bench.engines", flavour, "--tokens", str(work.tokens), "--step-ms", str(work.step_ms),
-        "--prefill-ms", str(work.prefill_ms),
+        "--prefill-ms", str(work.prefill_ms), "--together", str(work.together),
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         try:

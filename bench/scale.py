@@ -1,13 +1,15 @@
 """How much more the coordinator carries with several workers.
 
     python -m bench.scale                            # processor time of each process, for 1 and for 2 workers
+    python -m bench.scale --together 32              # the highest rate, where clients and engines cost little
     python -m bench.scale --cpus 0,1 --clients 4     # the highest rate, the coordinator on two processors of its own
 
 Where clients and engines share the processors with the coordinator, a rate says more about them than about it. So the
 first way measures, at the same load, the processor time that each process of the coordinator spends per event. On so
 many cores it can carry one event in max(busiest process, sum of all / cores) of that time: no process can do more than
-one core, nor all together more than all cores. The second way needs more processors than `--cpus` names: it raises the
-load until the coordinator does not follow any more.
+one core, nor all together more than all cores. The second way raises the load until no more events arrive, with
+engines that send several events of a stream at once and clients that only count them, so that nearly all time of the
+processors is the coordinator's. The third way does so event by event, and needs more processors than `--cpus` names.
 """
 
 import argparse
@@ -26,8 +28,9 @@ from bench.routers import FLAVOURS, OURS, Router
 from bench.workloads import Workload
 
 TOKENS = 128
+WRITES = 16
 RAISE = 1.25
-FOLLOWS = 0.93  # of the offered rate; streams begin and end meanwhile, which is not counted as offered
+RISES = 1.03
 
 
 def busy_s(pid: int) -> float:
@@ -39,10 +42,12 @@ def busy_s(pid: int) -> float:
     return total_ns / 1e9
 
 
-def work_of(streams: int, step_ms: float) -> Workload:
-    """Streams that are followed by others when they end, for some seconds."""
-    rounds = max(2, round(6000 / (TOKENS * step_ms)))
-    return Workload(streams, streams * rounds, tokens=TOKENS, step_ms=step_ms, prefill_ms=5, stream=True)
+def work_of(streams: int, step_ms: float, together: int = 1) -> Workload:
+    """Streams that are followed by others when they end, for some seconds; `step_ms` is the time of one event."""
+    tokens = max(TOKENS, WRITES * together)
+    rounds = max(2, round(6000 / (tokens * step_ms)))
+    work = Workload(streams, streams * rounds, tokens=tokens, step_ms=step_ms * together, prefill_ms=5, stream=True)
+    return replace(work, together=together, counting=together > 1)
 
 
 def drive(made: Bench, work: Workload, processes: int) -> Figures:
@@ -113,24 +118,37 @@ def elsewhere(cpus: str) -> Iterator[None]:
 
 
 def highest_rate(args: argparse.Namespace, workers: int) -> float:
-    """The most events per second that arrive while the coordinator keeps up."""
-    best, streams = 0.0, args.streams
+    """The most events per second that arrive, whatever the load: two more loads have brought no more of them."""
+    best, streams, in_vain = 0.0, args.streams, 0
     router = Router(OURS, args.flavour)
 
     def pinned(command: list[str]) -> list[str]:
-        return ["taskset", "-c", args.cpus, *command]
+        return ["taskset", "-c", args.cpus, *command] if args.cpus else command
 
     while True:
-        work = work_of(streams, args.step_ms)
+        work = work_of(streams, args.step_ms, args.together)
         with bench(router, work, workers=workers, wrap=pinned) as made:
             drive(made, replace(work, requests=work.concurrency), args.clients)
             rate = float(drive(made, work, args.clients)["events_per_s"])
         offered = streams * 1e3 / args.step_ms
         print(f"  {workers} workers: {offered:.0f} events/s offered, {rate:.0f} arrive", flush=True)
+        in_vain = 0 if rate > RISES * best else in_vain + 1
         best = max(best, rate)
-        if rate < FOLLOWS * offered:
+        if in_vain == 2:
             return best
         streams = int(streams * RAISE)
+
+
+def compare_rates(args: argparse.Namespace) -> None:
+    """Print the highest rates with 1 and with several workers."""
+    runs: dict[int, list[float]] = {1: [], args.workers: []}
+    for _ in range(args.rounds):
+        for workers, found in runs.items():
+            found.append(highest_rate(args, workers))
+    rates = {workers: statistics.median(found) for workers, found in runs.items()}
+    for workers, rate in rates.items():
+        print(f"{workers} workers: {rate:.0f} events/s")
+    print(f"{rates[args.workers] / rates[1]:.2f} times as many events with {args.workers} workers")
 
 
 def main() -> int:
@@ -144,15 +162,15 @@ def main() -> int:
     add("--rounds", type=int, default=3, help="figures are medians of so many; default: %(default)s")
     add("--cores", type=int, default=2, help="what to reckon for; default: %(default)s")
     add("--clients", type=int, default=1, help="client processes; default: %(default)s")
+    add("--together", type=int, default=1, help="events that an engine sends at once; with several: the highest rate")
     add("--cpus", help="processors for the coordinator alone, as 0,1: finds the highest rate")
     args = parser.parse_args()
     try:
-        if args.cpus is None:
+        if args.cpus is None and args.together == 1:
             compare_costs(args)
         else:
-            with elsewhere(args.cpus):
-                rates = [highest_rate(args, workers) for workers in (1, args.workers)]
-            print(f"{rates[1] / rates[0]:.2f} times as many events with {args.workers} workers")
+            with elsewhere(args.cpus) if args.cpus else contextlib.nullcontext():
+                compare_rates(args)
     except NotMeasured as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 1

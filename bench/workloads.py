@@ -18,6 +18,8 @@ class Workload:
         stream: whether answers are event streams.
         prompt_bytes: size of a prompt.
         hold_s: how long the open streams are watched, where they are held.
+        together: events that an engine sends at once.
+        counting: clients count events and ends, and read nothing else of streams; they cost little beside the router.
     """
 
     concurrency: int
@@ -28,6 +30,8 @@ class Workload:
     stream: bool
     prompt_bytes: int = 1200
     hold_s: float = 0
+    together: int = 1
+    counting: bool = False
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(

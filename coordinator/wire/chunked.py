@@ -41,26 +41,35 @@ class ChunkDecoder:
         Raises:
             ChunkError: broken framing.
         """
+        return self.cut(self.joined(data), 0)
+
+    def joined(self, data: bytes) -> bytes:
+        """First half of `feed`: what is left of earlier reads, and `data`; nothing while no chunk can be complete."""
         if self._skip_bytes:
             data = self._skip(data)
         if self._parts:
             self._parts.append(data)
             self._have_bytes += len(data)
             if self._have_bytes < self._need_bytes:
-                return []
+                return b""
             data = b"".join(self._parts)
             self._parts.clear()
+        return data
+
+    def cut(self, data: bytes, at: int) -> list[bytes]:
+        """Second half of `feed`: the chunks of what `joined` gave from `at` on, where one begins; the rest is kept."""
         chunks: list[bytes] = []
-        at = self._cut(data, chunks)
-        if at < len(data) and not self.ended:
-            rest = data[at:] if at else data
-            self._parts.append(rest)
-            self._have_bytes = len(rest)
+        if at < len(data):
+            at = self._cut(data, at, chunks)
+            if at < len(data) and not self.ended:
+                rest = data[at:] if at else data
+                self._parts.append(rest)
+                self._have_bytes = len(rest)
         return chunks
 
-    def _cut(self, data: bytes, chunks: list[bytes]) -> int:
+    def _cut(self, data: bytes, at: int, chunks: list[bytes]) -> int:
         """Append the whole chunks of `data`; returns where the rest begins."""
-        at, end = 0, len(data)
+        end = len(data)
         sizes = self._sizes
         self._need_bytes = 0
         while at < end:

@@ -5,6 +5,7 @@ colons and NULs and, for vLLM streams, ends in a NUL of its own. A message there
 the end of the sender's HTTP chunk or by the beginning of another message; nothing else is exact.
 """
 
+import re
 from enum import Enum
 
 from coordinator.wire.chunked import ChunkDecoder
@@ -28,6 +29,9 @@ class Kind(Enum):
     """Made here, not sent: the message was above the limit and its body is gone."""
 
 
+CACHED_SIZES = 4096
+_PLAIN_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
+
 Frame = tuple[bytes, Kind, bytes]
 """Request id (b"" when the message names none), kind, body."""
 
@@ -46,6 +50,7 @@ class ResultParser:
     def __init__(self, max_message_bytes: int) -> None:
         self._decoder = ChunkDecoder(max_message_bytes)
         self._max_message_bytes = max_message_bytes
+        self._sizes: dict[bytes, int] = {}
         self._rid = b""  # in force until the chunk in which its message ends is over
         self._keyword_due = False  # the id was read, what it says was not
         self._pending = bytearray()  # a message that began in an earlier chunk
@@ -63,20 +68,51 @@ class ResultParser:
             ChunkError: the bytes are no chunked body.
         """
         frames: list[Frame] = []
-        for chunk in self._decoder.feed(data):
-            # the common case: one whole message in one chunk, its only NULs at its end
-            if chunk.startswith(b"reqId:") and not self._pending and not self._keyword_due:
-                id_end = chunk.find(NUL, 6)
-                colon = chunk.find(b":", id_end)
-                if 0 < id_end < colon and chunk.find(NUL, id_end + 1) >= len(chunk) - 2 and chunk[-1] == NUL:
-                    kind = _KINDS.get(chunk[id_end + 1 : colon], Kind.UNKNOWN)
-                    frames.append((chunk[6:id_end], kind, chunk[colon + 1 : -1]))
-                    continue
+        data = self._decoder.joined(data)
+        at = 0 if self._pending or self._keyword_due else self._take_simple(data, frames)
+        for chunk in self._decoder.cut(data, at):
             self._parse(chunk, frames)
         if self._decoder.oversized:
             frames += [(_id_of(head), Kind.OVERSIZED, b"") for head in self._decoder.oversized]
             self._decoder.oversized.clear()
         return frames
+
+    def _take_simple(self, data: bytes, frames: list[Frame]) -> int:
+        """Read messages that are one chunk each, their only NULs at their end; returns where one begins that is not.
+
+        That is nearly all of them. They are cut where they seem to end, and are what they seem to be where their
+        chunks' sizes say so too.
+        """
+        at = 0
+        sizes = self._sizes
+        pieces = data.split(b"\0\r\n")
+        pieces.pop()
+        for piece in pieces:
+            head, _, said = piece.partition(b"\0")
+            line, _, rid = head.partition(b"\r\nreqId:")
+            size = sizes.get(line)
+            if size is None:
+                size = self._read_size(line)
+            if len(rid) + len(said) + 8 != size or -1 < said.find(NUL) < len(said) - 1:
+                break
+            if said.startswith(b"data:"):
+                frames.append((rid, Kind.DATA, said[5:]))
+            else:
+                keyword, colon, body = said.partition(b":")
+                if not colon:
+                    break
+                frames.append((rid, _KINDS.get(keyword, Kind.UNKNOWN), body))
+            at += len(piece) + 3
+        return at
+
+    def _read_size(self, line: bytes) -> int:
+        """What a chunk's size line says, where it is a plain one; -1 where it needs a closer look."""
+        size = int(line, 16) if _PLAIN_SIZE.fullmatch(line) else -1
+        if size > self._max_message_bytes:
+            return -1
+        if len(self._sizes) < CACHED_SIZES:
+            self._sizes[line] = size
+        return size
 
     def _parse(self, chunk: bytes, frames: list[Frame]) -> None:
         """Read a chunk that holds anything but exactly one simple message."""

@@ -1,5 +1,7 @@
 """A whole measurement in small: real processes, the coordinator in front of the pretend engines."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench import measure as measure_module
@@ -24,6 +26,13 @@ def test_streams(flavour):
     assert figures["events"] == 12 * 6
     assert all(figures[name] >= 0 for name in SHOWN["stream"])
     assert figures["ttft_p50_ms"] > 1
+
+
+@flavours
+@pytest.mark.parametrize("together", [4, 6, 100])
+def test_streams_of_several_events_at_once_and_clients_that_count_them(flavour, together):
+    figures = measure(Router(OURS, flavour), replace(STREAMS, together=together, counting=True))
+    assert (figures["wrong"], figures["done"], figures["events"]) == ({}, 12, 12 * 6)
 
 
 @flavours

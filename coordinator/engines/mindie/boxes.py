@@ -37,7 +37,34 @@ class Boxes:
                 del self._boxes[wire_id]
 
     def deliver(self, frames: list[Frame], now_s: float) -> list[Frame]:
-        """Hand messages over; returns those that are nobody's here, heartbeats left out. Hot."""
+        """Hand over what one read has brought; returns what is nobody's here, heartbeats left out. Hot.
+
+        Where it brings several messages of one request, they go to the client in one write.
+        """
+        if len({frame[0] for frame in frames}) == len(frames):
+            return self._hand_over(frames, now_s)
+        several = self._with_several(frames)
+        for box in several.values():
+            box.hold()
+        left = self._hand_over(frames, now_s)
+        for rid, box in several.items():
+            try:
+                box.flush()
+            except Exception as error:  # noqa: BLE001  # as in _hand_over
+                self._failed(rid, box, error)
+        return left
+
+    def _with_several(self, frames: list[Frame]) -> dict[bytes, Mailbox]:
+        seen: set[bytes] = set()
+        several: dict[bytes, Mailbox] = {}
+        for rid, _, _ in frames:
+            if rid not in seen:
+                seen.add(rid)
+            elif (box := self._boxes.get(rid)) is not None:
+                several[rid] = box
+        return several
+
+    def _hand_over(self, frames: list[Frame], now_s: float) -> list[Frame]:
         boxes = self._boxes
         left: list[Frame] = []
         for frame in frames:
@@ -50,15 +77,19 @@ class Boxes:
                     else:
                         box.message(kind, body, now_s)
                 except Exception as error:  # noqa: BLE001  # the border: one request's fault must not end the stream
-                    self._log.exception(
-                        "a request of instance %s failed inside the coordinator",
-                        self.instance.id,
-                        extra={"wire": rid.decode("ascii", "replace")},
-                    )
-                    box.fail(InternalError(type(error).__name__))
+                    self._failed(rid, box, error)
             elif kind is not Kind.HEARTBEAT:
                 left.append(frame)
         return left
+
+    def _failed(self, rid: bytes, box: Mailbox, error: Exception) -> None:
+        self._log.error(
+            "a request of instance %s failed inside the coordinator",
+            self.instance.id,
+            exc_info=error,
+            extra={"wire": rid.decode("ascii", "replace")},
+        )
+        box.fail(InternalError(type(error).__name__))
 
     def late(self, body: bytes) -> None:
         """Count a message whose request has ended, as comes after a stop; a second end mark is not even that."""

@@ -108,6 +108,14 @@ class Mailbox:
             return
         self._settle(COMPLETED)
 
+    def hold(self) -> None:
+        """See core.gather: several messages of this request have come in one read."""
+        self._out.hold()
+
+    def flush(self) -> None:
+        """See core.gather."""
+        self._out.flush()
+
     # --- from the request
 
     def prefilled(self, first: FirstToken, now_s: float) -> None:
@@ -120,11 +128,15 @@ class Mailbox:
             self._stages.decoding(now_s)
             self._complete(first.output, now_s)
             return
+        if held:
+            self._out.hold()
         if first.output:
             self._out.piece(first.output, now_s, token=not self._out.only_opens(first.output))
         for kind, body, arrived_s in held:
             if not self.done.done():
                 self._deliver(kind, body, arrived_s)
+        if held:
+            self._out.flush()
 
     def fail(self, error: RequestError) -> None:
         """End the wait with an error; a settled mailbox stays as it is."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.wire.chunked import ChunkError
 from coordinator.wire.mindie import Frame, Kind, ResultParser
 
 RETRY_BODY = b'{"prompt":"3,1,2,3,9","origin_inputs":"hi","stream":true,"max_tokens":8,"model":"None"}'
@@ -138,6 +139,46 @@ def test_any_grouping_and_any_split(groups: list[list[tuple[bytes, bytes, bytes]
     for start, stop in itertools.pairwise(cuts):
         frames += parser.feed(raw[start:stop])
     assert frames == [(rid, Kind(keyword), body) for group in groups for rid, keyword, body in group]
+
+
+odd_bodies = st.lists(
+    st.sampled_from([b"a", b":", b"\0", b"\r\n", b"\0\r\n", b"\r\nreqId:7", b"5\r\n", b'{"x":1}\n\n']), max_size=6
+).map(b"".join)
+size_lines = st.sampled_from([b"%x", b"%X", b"0%x", b"%x;q=1", b"%x "])
+
+
+@given(st.lists(st.tuples(messages, odd_bodies, size_lines), max_size=8), st.data())
+def test_a_chunk_of_its_own_ends_a_message_whatever_its_body(
+    said: list[tuple[tuple[bytes, bytes, bytes], bytes, bytes]], data: st.DataObject
+) -> None:
+    """What looks like the end of a message, or the begin of another, is a body's where the chunk's size says so."""
+    wholes = [(message(rid, keyword, body), line) for (rid, keyword, _), body, line in said]
+    raw = b"".join(b"%b\r\n%b\r\n" % (line % len(whole), whole) for whole, line in wholes)
+    cuts = sorted({0, len(raw), *data.draw(st.lists(st.integers(0, len(raw)), max_size=6))})
+    parser, frames = ResultParser(1 << 20), []
+    for start, stop in itertools.pairwise(cuts):
+        frames += parser.feed(raw[start:stop])
+    assert frames == [(rid, Kind(keyword), body) for (rid, keyword, _), body, _ in said]
+
+
+@pytest.mark.parametrize(
+    "raw", [b"23\r\nreqId:1\0data:a\0\r\n", b"5\r\nreqId:1\0data:a\0\r\n", b"\r\nreqId:1\0data:a\0\r\n"]
+)
+def test_a_size_that_is_not_the_chunks_is_not_believed(raw: bytes) -> None:
+    parser = ResultParser(1 << 20)
+    try:
+        frames = parser.feed(chunk(message(b"0", b"data", b"ok")) + raw)
+    except ChunkError:
+        return
+    assert frames == [(b"0", Kind.DATA, b"ok")]
+
+
+def test_a_message_at_the_limit_and_one_above_it() -> None:
+    parser = ResultParser(100)
+    fits, above = (message(b"1", b"data", b"z" * size) for size in (100 - len(message(b"1", b"data", b"")), 100))
+    for _ in range(2):
+        assert parser.feed(chunk(fits)) == [(b"1", Kind.DATA, fits[13:-1])]
+        assert parser.feed(chunk(above)) == [(b"1", Kind.OVERSIZED, b"")]
 
 
 @given(st.binary(max_size=300), st.integers(1, 9))

@@ -7,6 +7,7 @@ from client_side import Client
 from disagg_workers import FakeWorker
 from engine_world import BY_NAME, GUARD_S, Watcher, context, held, instance, request, scheduler, until
 
+from coordinator.core.errors import EngineFailed
 from coordinator.core.view import ClusterView
 from coordinator.dispatch import Dispatcher, DispatchLimits
 from coordinator.engines.disaggpb import DisaggpbEngine
@@ -72,6 +73,17 @@ class World:
 
     def worker(self, name):
         return self.workers[name]
+
+    async def dies(self, name):
+        """Stop a worker, and wait until gRPC has seen that its connection has ended: that takes it a moment."""
+        await self.workers[name].server.stop(None)
+        async with asyncio.timeout(GUARD_S):
+            while True:
+                try:
+                    await self.engine.probe(self.instances[name])
+                except EngineFailed as error:
+                    if error.connecting:
+                        return
 
     def every(self, role):
         """All workers of a role, by the first letter of their names."""

@@ -190,8 +190,7 @@ async def test_another_prefill_takes_over(code, messages):
 
 async def test_a_prefill_that_nobody_listens_at():
     async with World(prefills=2) as world:
-        await world.engine.probe(world.instances["p0"])
-        await world.worker("p0").server.stop(None)
+        await world.dies("p0")
         client = await world.run()
         assert (client.error, client.record.attempts) == (None, 2)
         assert world.members.charged == [("p0", "connect_refused", True)]
@@ -233,8 +232,8 @@ async def test_decode_is_replayed_with_the_same_kv(code, stream):
 
 async def test_decode_is_replayed_where_nobody_listens():
     async with World(decodes=3) as world:
-        await world.worker("d0").server.stop(None)
-        await world.worker("d1").server.stop(None)
+        await world.dies("d0")
+        await world.dies("d1")
         client = await world.run()
         assert client.error is None
         assert client.record.decode == "d2"
