@@ -5,6 +5,7 @@ the only exact end of a message (MindIE protocol page §5.2), so this decoder ha
 """
 
 import re
+from typing import Final
 
 MAX_SIZE_LINE_BYTES = 256
 MAX_TRAILER_BYTES = 16384
@@ -23,7 +24,7 @@ class ChunkDecoder:
     rest is skipped and the chunks after it come as usual.
     """
 
-    HEAD_BYTES = 2048
+    HEAD_BYTES: Final = 2048
 
     def __init__(self, max_chunk_bytes: int) -> None:
         self._max_chunk_bytes = max_chunk_bytes

@@ -36,6 +36,7 @@ Frame = tuple[bytes, Kind, bytes]
 """Request id (b"" when the message names none), kind, body."""
 
 _KINDS = {kind.value: kind for kind in Kind if kind not in (Kind.UNKNOWN, Kind.OVERSIZED)}
+_DATA = Kind.DATA
 _STARTS = (b"reqId:", *(keyword + b":" for keyword in _KINDS))
 _LONGEST_START = max(map(len, _STARTS))
 
@@ -96,7 +97,7 @@ class ResultParser:
             if len(rid) + len(said) + 8 != size or -1 < said.find(NUL) < len(said) - 1:
                 break
             if said.startswith(b"data:"):
-                frames.append((rid, Kind.DATA, said[5:]))
+                frames.append((rid, _DATA, said[5:]))
             else:
                 keyword, colon, body = said.partition(b":")
                 if not colon:

@@ -147,7 +147,7 @@ class MindieEngine:
         if link is None or not link.up:
             raise EngineFailed(Side.DECODE, decode.id, "link_lost", detail="its result stream is not open")
         box = Mailbox(wire_id, decode.id, out, placement, stream=request.ask.stream)
-        with link.registered(wire_id.encode(), box):
+        with link.boxes.registered(wire_id.encode(), box):
             try:
                 first = await self._prefill(request, placement, wire_id, box)
                 if first is not None:

@@ -35,10 +35,14 @@ class LinkSettings:
     max_message_bytes: int = 67108864
 
 
-class DecodeLink(Boxes):
+class DecodeLink:
     """Opens `GET /dresult`, hands its messages to the requests they belong to, and opens it again when it is lost.
 
     Exactly one stream is open at a time: a second one would end the first with all its requests.
+
+    Attributes:
+        instance: the decode instance.
+        boxes: the requests that wait for its messages.
     """
 
     def __init__(  # noqa: PLR0913  # its instance, its limits, and who is told of what
@@ -52,7 +56,8 @@ class DecodeLink(Boxes):
         on_reopened: Callable[[], None],
         office: LinkOffice | None = None,
     ) -> None:
-        super().__init__(instance, context.log, on_late=on_late)
+        self.instance = instance
+        self.boxes = Boxes(instance, context.log, on_late=on_late)
         self._office = office
         self._number = office.number() if office is not None else 0
         self._watcher = watcher
@@ -87,7 +92,7 @@ class DecodeLink(Boxes):
         except ChunkError as error:
             self._end(f"broken framing: {error}")
             return
-        left = self.deliver(frames, now_s)
+        left = self.boxes.deliver(frames, now_s)
         if left:
             self._unclaimed(left)
         if self._parser.ended:
@@ -101,15 +106,15 @@ class DecodeLink(Boxes):
         """Take messages that are for no request here: for another process, for an ended request, or for the link."""
         for frame in self._office.pass_on(self._number, frames) if self._office is not None else frames:
             _, kind, body = frame
-            if self.stripped(frame):
-                self.doubt(kind)
+            if self.boxes.stripped(frame):
+                self.boxes.doubt(kind)
                 if self._office is not None:
                     self._office.doubt(self._number, kind)
             elif kind is Kind.CLOSE:
                 self._evicted = True
                 self._end("another coordinator has opened the result stream")
             else:
-                self.late(body)
+                self.boxes.late(body)
 
     def _end(self, reason: str) -> None:
         if self._ended is not None and not self._ended.done():
@@ -174,6 +179,6 @@ class DecodeLink(Boxes):
                 return ended.result()
 
     def _lose(self, reason: str) -> None:
-        self.lose(reason)
+        self.boxes.lose(reason)
         if self._office is not None:
             self._office.lost(self._number, reason)

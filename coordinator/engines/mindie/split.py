@@ -147,10 +147,17 @@ class LinkOffice:
         self._tell(worker, _ENCODER.encode(word))
 
 
-class RemoteLink(Boxes):
-    """A serving process's half of one stream: its messages come from the owner."""
+class RemoteLink:
+    """A serving process's half of one stream: its messages come from the owner.
 
-    up = True
+    Attributes:
+        boxes: the requests that wait for them.
+        up: whether the stream is open.
+    """
+
+    def __init__(self, boxes: Boxes) -> None:
+        self.boxes = boxes
+        self.up = True
 
 
 class Listener(Protocol):
@@ -186,17 +193,17 @@ class RemoteLinks:
             link = self._by_number.get(word.number)
             if link is not None:
                 frames = [(rid, _KINDS[kind], body) for rid, kind, body in word.frames]
-                for rid, _, body in link.deliver(frames, now_s):
-                    link.late(body)
-                    self._listener.stray(link.instance, rid)
+                for rid, _, body in link.boxes.deliver(frames, now_s):
+                    link.boxes.late(body)
+                    self._listener.stray(link.boxes.instance, rid)
         elif isinstance(word, Opened):
-            link = RemoteLink(word.instance, self._log, on_late=self._on_late)
+            link = RemoteLink(Boxes(word.instance, self._log, on_late=self._on_late))
             self._by_number[word.number] = self.by_key[word.instance.key] = link
         elif isinstance(word, Lost):
             self._lose(word)
         elif isinstance(word, Doubt):
             if (link := self._by_number.get(word.number)) is not None:
-                link.doubt(_KINDS[word.kind])
+                link.boxes.doubt(_KINDS[word.kind])
         else:
             self._listener.learn(word.instance, word.name)
 
@@ -205,6 +212,6 @@ class RemoteLinks:
         if link is None:
             return
         link.up = False
-        if self.by_key.get(link.instance.key) is link:
-            del self.by_key[link.instance.key]
-        link.lose(word.reason)
+        if self.by_key.get(link.boxes.instance.key) is link:
+            del self.by_key[link.boxes.instance.key]
+        link.boxes.lose(word.reason)

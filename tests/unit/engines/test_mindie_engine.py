@@ -340,7 +340,7 @@ class TestCancellation:
                 await until(lambda out=out, word=word: out.body == A + word)
             task.cancel()
             assert await result(task) == "cancelled"
-            assert world.engine._links[world.d0.key]._boxes == {}
+            assert world.engine._links[world.d0.key].boxes._boxes == {}
             stopped = await world.stopped()
             assert stopped[0][wire_id] == stopped[1][wire_id] == 1
 

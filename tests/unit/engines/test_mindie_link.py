@@ -60,7 +60,7 @@ class Case:
         """A registered request whose prefill has answered; returns its box and its sink."""
         out = Out("tgi")
         box = Mailbox(wire_id, "d0", out, Placed(instance("p0"), instance("d0")), stream=stream)
-        scope = self.link.registered(wire_id.encode(), box)
+        scope = self.link.boxes.registered(wire_id.encode(), box)
         scope.__enter__()
         if prefilled:
             box.prefilled(FirstToken(b"", last=False), 0.0)

@@ -153,6 +153,7 @@ def two_streams():
     return world, boxes, {found: world.links.by_key[found.key] for found in boxes}
 
 
+@pytest.mark.uncompiled  # doubles stand in the place of mailboxes
 class TestRemote:
     def test_messages_reach_their_request(self):
         world = Worker()
@@ -160,7 +161,7 @@ class TestRemote:
         link, box = world.links.by_key[D0.key], Box()
         assert link.up
         world.now_s = 7.5
-        with link.registered(rid(0), box):
+        with link.boxes.registered(rid(0), box):
             world.office.pass_on(1, [(rid(0), kind, b"b") for kind in Kind if kind is not Kind.HEARTBEAT])
         said = [(kind, b"b", 7.5) for kind in Kind if kind is not Kind.HEARTBEAT]
         assert box.got == ["hold", *said, "flush"]
@@ -177,7 +178,7 @@ class TestRemote:
 
     def test_a_lost_stream_fails_its_own_requests_only(self):
         world, boxes, links = two_streams()
-        with links[D0].registered(rid(0, 1), boxes[D0]), links[D1].registered(rid(0, 2), boxes[D1]):
+        with links[D0].boxes.registered(rid(0, 1), boxes[D0]), links[D1].boxes.registered(rid(0, 2), boxes[D1]):
             world.office.lost(1, "reset")
             assert isinstance(boxes[D0].error, EngineFailed)
             assert (boxes[D0].error.instance_id, boxes[D0].error.reason) == ("d0", "link_lost")
@@ -188,7 +189,7 @@ class TestRemote:
 
     def test_a_message_without_an_id_fails_all_that_it_may_have_been_for(self):
         world, boxes, links = two_streams()
-        with links[D0].registered(rid(0, 1), boxes[D0]), links[D1].registered(rid(0, 2), boxes[D1]):
+        with links[D0].boxes.registered(rid(0, 1), boxes[D0]), links[D1].boxes.registered(rid(0, 2), boxes[D1]):
             world.office.doubt(1, Kind.DATA)
             world.office.doubt(99, Kind.DATA)
             assert (boxes[D0].error.instance_id, boxes[D0].error.reason) == ("d0", "bad_reply")
@@ -200,7 +201,7 @@ class TestRemote:
         for number in (1, 2):
             world.office.opened(number, D0)
             box = Box()
-            with world.links.by_key[D0.key].registered(rid(0), box):
+            with world.links.by_key[D0.key].boxes.registered(rid(0), box):
                 world.office.pass_on(number, [(rid(0), Kind.DATA, b"x")])
                 world.office.lost(number, "reset")
             assert len(box.got) == 1
