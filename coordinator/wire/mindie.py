@@ -94,6 +94,7 @@ class ResultParser:
             size = sizes.get(line)
             if size is None:
                 size = self._read_size(line)
+            # 8: what an id begins with, and two NULs
             if len(rid) + len(said) + 8 != size or -1 < said.find(NUL) < len(said) - 1:
                 break
             if said.startswith(b"data:"):
@@ -108,8 +109,7 @@ class ResultParser:
 
     def _read_size(self, line: bytes) -> int:
         """What a chunk's size line says, where it is a plain one; -1 where it needs a closer look."""
-        size = int(line, 16) if _PLAIN_SIZE.fullmatch(line) else -1
-        if size > self._max_message_bytes:
+        if _PLAIN_SIZE.fullmatch(line) is None or (size := int(line, 16)) > self._max_message_bytes:
             return -1
         if len(self._sizes) < CACHED_SIZES:
             self._sizes[line] = size

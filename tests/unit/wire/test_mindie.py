@@ -173,6 +173,15 @@ def test_a_size_that_is_not_the_chunks_is_not_believed(raw: bytes) -> None:
     assert frames == [(b"0", Kind.DATA, b"ok")]
 
 
+def test_what_is_no_size_line_is_not_remembered() -> None:
+    """Lines are remembered as long as the stream lasts, and an odd message may be large."""
+    parser = ResultParser(1 << 20)
+    for number in range(50):
+        assert parser.feed(chunk(b"later:%d" % number + b"z" * 1000 + b"\0"))
+        assert parser.feed(chunk(message(b"1", b"data", b"y")))
+    assert set(parser._sizes) == {b"%x" % len(message(b"1", b"data", b"y"))}
+
+
 def test_a_message_at_the_limit_and_one_above_it() -> None:
     parser = ResultParser(100)
     fits, above = (message(b"1", b"data", b"z" * size) for size in (100 - len(message(b"1", b"data", b"")), 100))
