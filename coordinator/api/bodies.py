@@ -6,8 +6,8 @@ syntax but never built. Whatever a client can send ends in a value or in BadRequ
 msgspec walks a body in one go. What is longer than LONG_BYTES is walked beforehand, in small steps (wire.json_scan).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Self, TypeVar, cast
 
 import msgspec
@@ -53,11 +53,13 @@ class Walked:
         text: the body.
         fields: its outermost fields, views into the text.
         spans: where they are; None where nobody will want to know again, because the text is short.
+        counted: long arrays among the fields, and what `tokens` says of each.
     """
 
     text: bytes
     fields: Mapping[str, Raw]
     spans: Spans | None = None
+    counted: list[tuple[Raw, int | None]] = field(default_factory=list)
 
     @property
     def long(self) -> bool:
@@ -69,6 +71,10 @@ class Walked:
         """A body that was walked step by step."""
         return cls(text, fields_of(text, spans), spans)
 
+    def long_arrays(self) -> list[Raw]:
+        """Fields that are arrays of which even counting the elements takes time."""
+        return [value for value in self.fields.values() if len(value) >= LONG_BYTES and is_array(value)]
+
     def change(self, name: str, value: bytes) -> None:
         """Give one of the fields another value, and leave all else byte for byte as it was.
 
@@ -79,6 +85,7 @@ class Walked:
             self.text = write_fields(dict(self.fields))
             return
         start, end = self.spans[name]
+        self.counted.clear()
         view, more = memoryview(self.text), len(value) - (end - start)
         self.text = b"".join((view[:start], value, view[end:]))
         self.spans = {key: (a + more * (a > start), b + more * (b > start)) for key, (a, b) in self.spans.items()}
@@ -207,14 +214,30 @@ def parameter_limit(parameters: Raw, *top_level: Raw) -> int | None:
     return limit(inner.max_new_tokens, inner.max_tokens, *top_level)
 
 
-def tokens(value: Raw) -> int | None:
-    """How many numbers an array, or an array of arrays, of token ids holds; None for anything else."""
+def tokens(value: Raw, body: Body) -> int | None:
+    """How many numbers a field of `body` holds that is an array, or an array of arrays, of token ids; else None."""
+    if isinstance(body, Walked):
+        for array, number in body.counted:
+            if array is value:
+                return number
+    steps = token_steps(value)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as counted:
+            return cast("int | None", counted.value)
+
+
+def token_steps(value: Raw) -> Generator[None, None, int | None]:
+    """Count as `tokens` does: a generator that does a bounded amount of work between two yields."""
     if not is_array(value):
         return None
     view = memoryview(value)
     commas = empty = 0
     carry = b""
     for at in range(0, len(view), _SLICE_BYTES):  # in slices, so that no copy of the whole is made
+        if at:
+            yield
         piece = bytes(view[at : at + _SLICE_BYTES])
         rest = piece.translate(None, _TOKENS)
         if not _COMMAS.startswith(rest):

@@ -51,7 +51,7 @@ class Disaggpb(Family):
         """Read a request with `token_ids`; its `request_id` is the client's own affair."""
         given = bodies.read(_BODY, body)
         ids = bodies.prompt(given.token_ids, "token_ids")
-        number = bodies.tokens(ids)
+        number = bodies.tokens(ids, body)
         if not number:
             raise BadRequest("`token_ids` must be a list of token ids, at least one")
         return Ask(

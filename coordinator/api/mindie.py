@@ -55,6 +55,6 @@ class Mindie(TextGeneration):
             stream=bodies.flag(given.stream, "stream"),
             model=None,
             prompt_bytes=len(prompt),
-            prompt_tokens=None if by_text else bodies.tokens(prompt),
+            prompt_tokens=None if by_text else bodies.tokens(prompt, body),
             max_tokens=bodies.parameter_limit(given.parameters),
         )

@@ -90,7 +90,7 @@ class OpenAi(Family):
             stream=bodies.flag(given.stream, "stream"),
             model=bodies.text(given.model, "model"),
             prompt_bytes=len(prompt),
-            prompt_tokens=bodies.tokens(prompt) if prompt is given.prompt else None,
+            prompt_tokens=bodies.tokens(prompt, body) if prompt is given.prompt else None,
             max_tokens=bodies.limit(given.max_completion_tokens, given.max_tokens),
         )
 

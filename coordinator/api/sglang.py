@@ -60,7 +60,7 @@ class Sglang(Family):
             stream=bodies.flag(given.stream, "stream"),
             model=bodies.text(given.model, "model"),
             prompt_bytes=len(prompt),
-            prompt_tokens=bodies.tokens(prompt) if prompt is given.input_ids else None,
+            prompt_tokens=bodies.tokens(prompt, body) if prompt is given.input_ids else None,
             max_tokens=bodies.parameter_limit(given.sampling_params),
         )
 

@@ -73,7 +73,7 @@ class Triton(Family):
             if not bodies.is_array(prompt):
                 raise BadRequest("`inputs` must be a list of tensors")
             tensors = bodies.peek(_TENSORS, prompt)
-            prompt_tokens = bodies.tokens(tensors[0].data) if tensors else None
+            prompt_tokens = bodies.tokens(tensors[0].data, body) if tensors else None
         else:
             prompt = bodies.prompt(given.text_input, "text_input")
             prompt_tokens = None

@@ -50,7 +50,7 @@ class Vllm(Family):
             stream=bodies.flag(given.stream, "stream"),
             model=None if model == _NO_ADAPTER else model,
             prompt_bytes=len(prompt),
-            prompt_tokens=bodies.tokens(prompt),
+            prompt_tokens=bodies.tokens(prompt, body),
             max_tokens=bodies.limit(given.max_tokens),
         )
 

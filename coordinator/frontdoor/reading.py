@@ -3,13 +3,15 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar, cast
 
-from coordinator.api.bodies import Walked
+from coordinator.api.bodies import Walked, token_steps
 from coordinator.core.errors import DeadlineExceeded
 from coordinator.wire.json_scan import index
 
 STEP_S = 0.001
+T = TypeVar("T")
 
 
 class BodyReader:
@@ -24,7 +26,7 @@ class BodyReader:
         self._turn = asyncio.Lock()
 
     async def walk(self, text: bytes, within_s: float) -> Walked:
-        """Find the outermost fields of a body; cancellation lets the next body in.
+        """Find the outermost fields of a body, and count its long arrays; cancellation lets the next body in.
 
         Args:
             text: the body.
@@ -41,7 +43,12 @@ class BodyReader:
             raise DeadlineExceeded("schedule") from None
 
     async def _walk(self, text: bytes) -> Walked:
-        work = index(text)
+        walked = Walked.indexed(text, await self._in_steps(index(text)))
+        for array in walked.long_arrays():
+            walked.counted.append((array, await self._in_steps(token_steps(array))))
+        return walked
+
+    async def _in_steps(self, work: Generator[None, None, T]) -> T:
         try:
             while True:
                 until_s = self._clock() + STEP_S
@@ -50,4 +57,4 @@ class BodyReader:
                     next(work)
                 await asyncio.sleep(0)
         except StopIteration as found:
-            return Walked.indexed(text, found.value)
+            return cast("T", found.value)

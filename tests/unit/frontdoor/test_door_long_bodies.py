@@ -12,6 +12,7 @@ from engine_world import turns
 
 from coordinator.api import bodies
 from coordinator.api.bodies import LONG_BYTES
+from coordinator.api.families import FAMILIES
 from coordinator.core.errors import BadRequest, DeadlineExceeded, Outcome
 from coordinator.frontdoor.reading import BodyReader
 from coordinator.wire.json_edit import IndexedRequest, request_fields
@@ -167,6 +168,29 @@ class TestBodyReader:
         await BodyReader(Clock()).walk(self.TEXT, float("inf"))
         task.cancel()
         assert seen >= len(self.TEXT) // 32768  # the clock lets one piece into each step
+
+    async def test_long_arrays_are_counted_in_steps_too_and_once(self, monkeypatch):
+        ids = b"[" + b"123456," * (LONG_BYTES // 7) + b"0]"
+        text = b'{"model":"m","prompt":' + ids + b',"words":["' + b"x" * LONG_BYTES + b'"],"few":[1,2]}'
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others(), name="others")
+        walked = await BodyReader(Clock()).walk(text, float("inf"))
+        task.cancel()
+        assert turns >= len(text) // 32768 + len(ids) // 65536
+        assert [number for _, number in walked.counted] == [LONG_BYTES // 7 + 1, None]
+        counted_again = []
+        monkeypatch.setattr(bodies, "token_steps", lambda value: counted_again.append(len(value)) or iter(()))
+        ask = next(one for one in FAMILIES if one.name == "openai").parse("/v1/completions", walked)
+        assert (ask.prompt_tokens, counted_again) == (LONG_BYTES // 7 + 1, [])
+        walked.change("model", b'"other"')
+        assert walked.counted == []  # views into the text of before
 
     async def test_one_body_at_a_time(self):
         reader = BodyReader(Clock())
