@@ -216,6 +216,8 @@ def parameter_limit(parameters: Raw, *top_level: Raw) -> int | None:
 
 def tokens(value: Raw, body: Body) -> int | None:
     """How many numbers a field of `body` holds that is an array, or an array of arrays, of token ids; else None."""
+    if not is_array(value):
+        return None
     if isinstance(body, Walked):
         for array, number in body.counted:
             if array is value:
@@ -229,9 +231,7 @@ def tokens(value: Raw, body: Body) -> int | None:
 
 
 def token_steps(value: Raw) -> Generator[None, None, int | None]:
-    """Count as `tokens` does: a generator that does a bounded amount of work between two yields."""
-    if not is_array(value):
-        return None
+    """Count as `tokens` does, in an array: a generator that does a bounded amount of work between two yields."""
     view = memoryview(value)
     commas = empty = 0
     carry = b""
