@@ -152,38 +152,34 @@ async def test_a_short_body_of_a_shared_path_is_walked_once(world, monkeypatch):
     assert walks == [body]
 
 
+async def walked_beside_others(text):
+    """The walked body, and how many turns of the loop others had meanwhile."""
+    seen = 0
+
+    async def others():
+        nonlocal seen
+        while True:
+            seen += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others(), name="others")
+    walked = await BodyReader(Clock()).walk(text, float("inf"))
+    task.cancel()
+    return walked, seen
+
+
 class TestBodyReader:
     TEXT = b'{"a":"' + b"x" * 400_000 + b'"}'
 
     async def test_the_loop_turns_between_two_steps(self):
-        seen = 0
-
-        async def others():
-            nonlocal seen
-            while True:
-                seen += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(others(), name="others")
-        await BodyReader(Clock()).walk(self.TEXT, float("inf"))
-        task.cancel()
+        _, seen = await walked_beside_others(self.TEXT)
         assert seen >= len(self.TEXT) // 32768  # the clock lets one piece into each step
 
     async def test_long_arrays_are_counted_in_steps_too_and_once(self, monkeypatch):
         ids = b"[" + b"123456," * (LONG_BYTES // 7) + b"0]"
         text = b'{"model":"m","prompt":' + ids + b',"words":["' + b"x" * LONG_BYTES + b'"],"few":[1,2]}'
-        turns = 0
-
-        async def others():
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(others(), name="others")
-        walked = await BodyReader(Clock()).walk(text, float("inf"))
-        task.cancel()
-        assert turns >= len(text) // 32768 + len(ids) // 65536
+        walked, seen = await walked_beside_others(text)
+        assert seen >= len(text) // 32768 + len(ids) // 65536
         assert [number for _, number in walked.counted] == [LONG_BYTES // 7 + 1, None]
         counted_again = []
         monkeypatch.setattr(bodies, "token_steps", lambda value: counted_again.append(len(value)) or iter(()))
