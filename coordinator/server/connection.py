@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if (reader := self._reader) is not None and reader.behind:
             self._read(b"")
-            if self._reader is reader:
+            if self._reader is reader and reader.behind:
                 return
         if len(self._kept) <= _MAX_AHEAD_BYTES and self._deaf_bytes_left >= 0:
             self._resume_reading()
