@@ -13,6 +13,7 @@ from typing import Self, TypeVar, cast
 import msgspec
 from msgspec import Raw
 
+from coordinator.core.body import LongBody, RequestBody
 from coordinator.core.errors import BadRequest
 from coordinator.wire.json_edit import write_fields
 from coordinator.wire.json_scan import Spans, fields_of
@@ -50,15 +51,17 @@ class Walked:
     """A body whose outermost fields are known.
 
     Attributes:
-        text: the body.
+        text: the body as it came.
         fields: its outermost fields, views into the text.
-        spans: where they are; None where nobody will want to know again, because the text is short.
+        spans: where they are there; None where nobody will want to know again, because the text is short.
+        changed: fields that were given another value.
         counted: long arrays among the fields, and what `tokens` says of each.
     """
 
     text: bytes
     fields: Mapping[str, Raw]
     spans: Spans | None = None
+    changed: dict[str, Raw] = field(default_factory=dict)
     counted: list[tuple[Raw, int | None]] = field(default_factory=list)
 
     @property
@@ -76,20 +79,22 @@ class Walked:
         return [value for value in self.fields.values() if len(value) >= LONG_BYTES and is_array(value)]
 
     def change(self, name: str, value: bytes) -> None:
-        """Give one of the fields another value, and leave all else byte for byte as it was.
+        """Give one of the fields another value, and leave all else byte for byte as it was."""
+        self.changed[name] = Raw(value)
+        self.fields = {**self.fields, name: self.changed[name]}
 
-        In place, so that the text of before is not kept by whoever passed the body on.
-        """
+    def written(self) -> RequestBody:
+        """The body with what was changed; of a long one nothing is copied."""
+        if not self.changed:
+            return self.text
         if self.spans is None:
-            self.fields = {**self.fields, name: Raw(value)}
-            self.text = write_fields(dict(self.fields))
-            return
-        start, end = self.spans[name]
-        self.counted.clear()
-        view, more = memoryview(self.text), len(value) - (end - start)
-        self.text = b"".join((view[:start], value, view[end:]))
-        self.spans = {key: (a + more * (a > start), b + more * (b > start)) for key, (a, b) in self.spans.items()}
-        self.fields = fields_of(self.text, self.spans)
+            return write_fields(dict(self.fields))
+        view, at = memoryview(self.text), 0
+        parts: list[bytes | memoryview] = []
+        for (start, end), name in sorted((self.spans[name], name) for name in self.changed):
+            parts += (view[at:start], bytes(self.changed[name]))
+            at = end
+        return LongBody((*parts, view[at:]))
 
 
 Body = bytes | Walked

@@ -63,7 +63,7 @@ class Family(ABC):
         if "model" not in walked.fields:
             return path, body
         walked.change("model", bodies.dump(model))
-        return path, body if body is walked else walked.text
+        return path, walked if isinstance(body, Walked) else bytes(walked.written())
 
     def error_body(self, error: RequestError) -> bytes:
         """A whole error answer: `{"error":"text"}`."""

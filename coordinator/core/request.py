@@ -6,6 +6,8 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from coordinator.core.body import RequestBody
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
@@ -59,7 +61,7 @@ class Request(Struct, frozen=True):
         path: path for the engine, without query.
         query: query string without `?`, passed on as it came.
         headers: end-to-end headers that may travel on, lower-case names; no hop-by-hop, framing or control header.
-        body: the body as received (expanded if it came compressed).
+        body: the body as received (expanded if it came compressed), but for the model's name.
         wire_id: set when an engine gave the request back (recompute): the id under which its protocol goes on.
         prepared: what an engine protocol has read of it before its placement, where one does.
     """
@@ -69,7 +71,7 @@ class Request(Struct, frozen=True):
     path: str
     query: str
     headers: Headers
-    body: bytes
+    body: RequestBody
     ask: Ask
     arrived_s: float
     deadlines: Deadlines

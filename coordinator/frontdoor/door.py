@@ -214,8 +214,6 @@ class FrontDoor:
         ask = family.parse(exchange.path, body)
         record.stream, record.model, record.prompt_bytes = ask.stream, ask.model, ask.prompt_bytes
         path = family.engine_path(exchange.path)
-        if isinstance(body, Walked) and body.long:
-            await asyncio.sleep(0)  # between counting its tokens and copying it for an engine
         model = self._models.resolve(ask.model)
         if model is not None and model != ask.model:
             path, body = family.renamed(path, body, model)
@@ -228,7 +226,7 @@ class FrontDoor:
             path=path,
             query=exchange.query,
             headers=headers if record.trace is None else record.trace.carried_by(headers),
-            body=body.text if isinstance(body, Walked) else body,
+            body=body.written() if isinstance(body, Walked) else body,
             ask=ask,
             arrived_s=arrived_s,
             deadlines=Deadlines(
@@ -239,7 +237,7 @@ class FrontDoor:
             ),
         )
         if isinstance(body, Walked) and body.spans is not None:
-            return IndexedRequest.of(request, body.spans)
+            return IndexedRequest.of(request, body.text, body.spans, body.changed)
         return request
 
     def _account(self, exchange: Exchange, family: Family, record: RequestRecord) -> None:

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 
+from coordinator.core.body import RequestBody
 from coordinator.core.instance import Address
 
 from .connect import Connector
@@ -83,7 +84,7 @@ class HttpClient:
         method: bytes,
         target: str,
         headers: GivenHeaders,
-        body: bytes = b"",
+        body: RequestBody = b"",
         *,
         deadline_s: float,
         max_reply_bytes: int = MAX_REPLY_BYTES,
@@ -133,7 +134,7 @@ class HttpClient:
         method: bytes,
         target: str,
         headers: GivenHeaders,
-        body: bytes = b"",
+        body: RequestBody = b"",
         *,
         sink: ReplySink,
         max_head_bytes: int = MAX_HEAD_BYTES,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from coordinator.core.body import Buffer, LongBody
 from coordinator.core.instance import Address
 from coordinator.wire.head_memory import HeadMemory
 
@@ -72,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._reused = False
         self._choked = False
-        self._unsent: memoryview | None = None
+        self._unsent: list[list[Buffer]] = []  # the next slice last
         self._sent_s = 0.0
 
     @property
@@ -97,12 +98,15 @@ class Connection(asyncio.Protocol):
         self._reader = ReplyReader(sink, bodiless=call.bodiless, max_head_bytes=call.max_head_bytes, last=self._last)
         self._keep = call.keep
         self._sent_s = self._clock()
-        if 0 < len(call.body) <= SLICE_BYTES:
-            transport.writelines((call.head, call.body))
-            return self._reader
-        transport.write(call.head)
-        if call.body:
-            self._unsent = memoryview(call.body)
+        body = call.body
+        if not body:
+            transport.write(call.head)
+        elif isinstance(body, bytes) and len(body) <= SLICE_BYTES:
+            transport.writelines((call.head, body))
+        else:
+            parts = body if isinstance(body, LongBody) else LongBody((body,))
+            self._unsent = list(parts.slices(SLICE_BYTES))[::-1]
+            self._unsent[-1].insert(0, call.head)
             self._send_on()
         return self._reader
 
@@ -137,7 +141,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once; what is not written yet is dropped."""
-        self._unsent = None
+        self._unsent = []
         self._home.left(self)
         if self._transport is not None:
             self._transport.abort()
@@ -201,11 +205,10 @@ class Connection(asyncio.Protocol):
     def _send_on(self) -> None:
         """Write the next slice of a long body, if there is one; the others follow in later turns of the loop."""
         unsent, transport = self._unsent, self._transport
-        if unsent is None or transport is None or transport.is_closing():
+        if not unsent or transport is None or transport.is_closing():
             return
-        self._unsent = unsent[SLICE_BYTES:] if len(unsent) > SLICE_BYTES else None
-        transport.write(unsent[:SLICE_BYTES])
-        if self._unsent is not None and not self._choked:
+        transport.writelines(unsent.pop())
+        if unsent and not self._choked:
             asyncio.get_running_loop().call_soon(self._send_on)
 
     def _look_at(self, reader: ReplyReader) -> None:
@@ -230,7 +233,7 @@ class Connection(asyncio.Protocol):
         """Whether another request may follow; not after a reply to a request that is only half sent."""
         stays = (reader.keeps_open or self._keep) and reader.in_step and not reader.until_close
         transport = self._transport
-        stays = stays and self._unsent is None
+        stays = stays and not self._unsent
         return stays and transport is not None and not transport.is_closing() and not transport.get_write_buffer_size()
 
     def _fail(self, error: TransportError) -> None:

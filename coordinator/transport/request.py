@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote
 
+from coordinator.core.body import RequestBody
 from coordinator.core.instance import Address
 
 SAFE_TARGET = "".join(map(chr, range(0x21, 0x7F)))
@@ -26,7 +27,7 @@ class Call(NamedTuple):
     """
 
     head: bytes
-    body: bytes
+    body: RequestBody
     bodiless: bool
     keep: bool = False
     max_head_bytes: int = 65536
@@ -52,8 +53,8 @@ GivenHeaders = Iterable[tuple[bytes, bytes]] | HeaderBlock
 
 
 def encode_call(
-    method: bytes, target: str, address: Address, headers: GivenHeaders, body: bytes, key: bytes = b""
-) -> tuple[bytes, bytes]:
+    method: bytes, target: str, address: Address, headers: GivenHeaders, body: RequestBody, key: bytes = b""
+) -> tuple[bytes, RequestBody]:
     """Serialise a request into the two pieces to write; the second is empty where the body is small enough to join.
 
     Args:
@@ -74,7 +75,7 @@ def encode_call(
     if not size and method not in WITH_LENGTH:
         return b"%b%b\r\n" % (start, lines), b""
     if size < SMALL_BODY_BYTES:
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (start, lines, size, body), b""
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (start, lines, size, bytes(body)), b""
     return b"%b%bcontent-length: %d\r\n\r\n" % (start, lines, size), body
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import asdict
 
+from coordinator.core.body import Buffer, LongBody, RequestBody
 from coordinator.core.request import Request
 
 from .json_scan import Spans, fields_of
@@ -24,6 +25,7 @@ _TEXT = msgspec.json.Decoder(str)
 _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 NOTHING = (b"", b"null")
 JOINED_BYTES = 65536  # msgspec's encoder takes half as much again for its buffer, and is not faster on long values
+PART_BYTES = 4096  # shorter values are copied: TLS would make a record of each
 
 
 def read_fields(text: bytes | Raw) -> Fields:
@@ -42,17 +44,21 @@ class IndexedRequest(Request, frozen=True):
     """A request with a long body that was walked when it came.
 
     Attributes:
-        walked: the body that was walked; a request that continues this one has another body.
-        spans: where its outermost fields are.
+        walked: the body that this tells of; a request that continues this one has another body.
+        text: as it came.
+        spans: where the outermost fields of `text` are.
+        changed: those that have another value than there.
     """
 
-    walked: bytes = b""
+    walked: RequestBody = b""
+    text: bytes = b""
     spans: Spans = {}  # noqa: RUF012  # msgspec makes each its own
+    changed: Fields = {}  # noqa: RUF012
 
     @classmethod
-    def of(cls, request: Request, spans: Spans) -> Self:
+    def of(cls, request: Request, text: bytes, spans: Spans, changed: Fields) -> Self:
         """The same request with the index of its body."""
-        return cls(**asdict(request), walked=request.body, spans=spans)
+        return cls(**asdict(request), walked=request.body, text=text, spans=spans, changed=changed)
 
 
 def request_fields(request: Request) -> Fields:
@@ -62,18 +68,31 @@ def request_fields(request: Request) -> Fields:
         ValueError: as `read_fields`.
     """
     if isinstance(request, IndexedRequest) and request.walked is request.body:
-        return fields_of(request.body, request.spans)
-    return read_fields(request.body)
+        return {**fields_of(request.text, request.spans), **request.changed}
+    return read_fields(bytes(request.body))
 
 
 def write_fields(fields: Fields) -> bytes:
     """The object as JSON text; the values byte for byte as they were read."""
+    return bytes(write_body(fields))
+
+
+def write_body(fields: Fields) -> RequestBody:
+    """The same as the body of a request: long values are not copied."""
     if sum(map(len, fields.values())) < JOINED_BYTES:
         return msgspec.json.encode(fields)
-    parts: list[bytes | memoryview] = []
+    parts: list[Buffer] = []
+    small = bytearray(b"{")
     for name, value in fields.items():
-        parts += (b"," if parts else b"{", msgspec.json.encode(name), b":", memoryview(value))
-    return b"".join((*parts, b"}"))
+        small += msgspec.json.encode(name) + b":"
+        if len(value) < PART_BYTES:
+            small += value
+        else:
+            parts += (bytes(small), memoryview(value))
+            small.clear()
+        small += b","
+    small[-1:] = b"}"
+    return LongBody((*parts, bytes(small)))
 
 
 def given(value: Raw | None) -> bool:

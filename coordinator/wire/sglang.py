@@ -10,7 +10,9 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from .json_edit import Fields, given, is_true, items, number, object_fields, write_fields
+from coordinator.core.body import RequestBody
+
+from .json_edit import Fields, given, is_true, items, number, object_fields, write_body
 
 HOST: Final = "bootstrap_host"
 PORT: Final = "bootstrap_port"
@@ -100,7 +102,7 @@ def _batch_of(value: Raw | None, *, depth: int = 1, opening: Sequence[bytes] = _
     return len(inner)
 
 
-def with_rooms(fields: Fields, host: str, port: int, rooms: Sequence[int], *, batch: bool) -> bytes:
+def with_rooms(fields: Fields, host: str, port: int, rooms: Sequence[int], *, batch: bool) -> RequestBody:
     """The body for both legs.
 
     Args:
@@ -117,14 +119,14 @@ def with_rooms(fields: Fields, host: str, port: int, rooms: Sequence[int], *, ba
         del fields[name]
     for name, value in zip((HOST, PORT, ROOM), said, strict=True):
         fields[name] = Raw(msgspec.json.encode(value))
-    return write_fields(fields)
+    return write_body(fields)
 
 
-def without_control(fields: Fields) -> bytes | None:
+def without_control(fields: Fields) -> RequestBody | None:
     """The body for an instance that does both stages; None where the client's own will do."""
     if CONTROL.isdisjoint(fields):
         return None
-    return write_fields({name: value for name, value in fields.items() if name not in CONTROL})
+    return write_body({name: value for name, value in fields.items() if name not in CONTROL})
 
 
 def asks_logprobs(fields: Fields) -> bool:

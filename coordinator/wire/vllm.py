@@ -8,7 +8,9 @@ from enum import StrEnum
 import msgspec
 from msgspec import Raw, Struct
 
-from .json_edit import Fields, given, is_true, items, number, object_fields, text, write_fields
+from coordinator.core.body import RequestBody
+
+from .json_edit import Fields, given, is_true, items, number, object_fields, text, write_body
 
 PARAMS = "kv_transfer_params"
 _WAYWARD = frozenset(("prompt", "prompt_embeds", "n", "best_of", "use_beam_search", "echo"))
@@ -113,19 +115,19 @@ def prompts_of(fields: Fields) -> list[Raw]:
     return items(prompt) or []
 
 
-def prefill_body(fields: Fields) -> bytes:
+def prefill_body(fields: Fields) -> RequestBody:
     """The body for prefill: one token, no stream, KV kept for decode; all else as the client sent it."""
-    return write_fields({**clamped(fields), PARAMS: _HOLD})
+    return write_body({**clamped(fields), PARAMS: _HOLD})
 
 
-def decode_body(fields: Fields, params: Raw | None) -> bytes:
+def decode_body(fields: Fields, params: Raw | None) -> RequestBody:
     """The body for decode: the client's own with prefill's record; a record that a client sends is never passed on."""
     if params is not None:
-        return write_fields({**fields, PARAMS: params})
-    return write_fields({name: value for name, value in fields.items() if name != PARAMS})
+        return write_body({**fields, PARAMS: params})
+    return write_body({name: value for name, value in fields.items() if name != PARAMS})
 
 
-def release_body(fields: Fields, params: Raw, salt: str) -> bytes:
+def release_body(fields: Fields, params: Raw, salt: str) -> RequestBody:
     """The body that makes a decode instance fetch the KV and stop (protocol page §1.5).
 
     It asks for a stream, whose head tells at once that the instance has taken the request on. What comes may be KV that
@@ -133,7 +135,7 @@ def release_body(fields: Fields, params: Raw, salt: str) -> bytes:
     """
     body = {**clamped(fields), "stream": _TRUE, "cache_salt": Raw(f'"{salt}"'.encode()), PARAMS: params}
     body.pop("prompt_logprobs", None)  # refused for streams
-    return write_fields(body)
+    return write_body(body)
 
 
 def clamped(fields: Fields) -> Fields:

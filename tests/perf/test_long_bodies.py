@@ -187,6 +187,13 @@ class TestDelay:
         assert uvloop.run(longest_turn(flavour, request, AT_ONCE)) < MOST_DELAY_S
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flavour", ["mindie", "vllm", "sglang"])
+def test_no_turn_is_long_while_an_alias_is_replaced(flavour):
+    request = request_of(body_of("one string", BODY_BYTES, "alias"), "plain")
+    assert uvloop.run(longest_turn(flavour, request, AT_ONCE)) < MOST_DELAY_S
+
+
 @pytest.mark.parametrize("flavour", ["mindie", "vllm"])
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from coordinator.core.body import RequestBody
 from coordinator.core.errors import EngineFailed, RequestError, Side
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Placement
@@ -48,7 +49,7 @@ class Call:
 
     target: str
     headers: GivenHeaders
-    body: bytes
+    body: RequestBody
     stream: bool
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 from msgspec.structs import replace
 
+from coordinator.core.body import RequestBody
 from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.ids import WireIds
 from coordinator.core.instance import Instance
@@ -152,7 +153,7 @@ class Handoff:
 
     # --- inside
 
-    async def _post(self, call: WholeCall, instance: Instance, body: bytes) -> Reply:
+    async def _post(self, call: WholeCall, instance: Instance, body: RequestBody) -> Reply:
         return await call.run(self._means.client, instance, self._request.target, self._headers, body)
 
     def _leg(self, prefilled: Prefilled, out: Out) -> StreamLeg:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
+from coordinator.core.body import RequestBody
 from coordinator.core.instance import Instance
 from coordinator.core.ports import Out, Stages
 from coordinator.engines.http_leg import StreamLeg
@@ -111,7 +112,7 @@ class WholeCall(Collector):
         return self.outcome is None and self._waiter.cancelled()
 
     async def run(
-        self, client: HttpClient, instance: Instance, target: str, headers: GivenHeaders, body: bytes
+        self, client: HttpClient, instance: Instance, target: str, headers: GivenHeaders, body: RequestBody
     ) -> Reply:
         """Send it and return the whole reply, of any status; the request's deadlines are its caller's business.
 

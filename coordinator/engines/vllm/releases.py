@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.core.body import RequestBody
 from coordinator.core.instance import Instance
 from coordinator.engines.vllm.visit import Said, visit
 from coordinator.transport.client import HttpClient
@@ -38,7 +39,7 @@ class Orphan:
     wire_id: str
     target: str
     headers: GivenHeaders
-    body: bytes
+    body: RequestBody
     wait_s: float = 0.0
     doubtful: bool = False
 

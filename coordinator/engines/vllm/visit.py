@@ -3,6 +3,7 @@
 import asyncio
 from enum import Enum
 
+from coordinator.core.body import RequestBody
 from coordinator.core.instance import Instance
 from coordinator.core.request import Headers
 from coordinator.transport.client import HttpClient
@@ -34,7 +35,7 @@ async def visit(  # noqa: PLR0913  # a request has these parts; they are named a
     decode: Instance,
     target: str,
     headers: GivenHeaders,
-    body: bytes,
+    body: RequestBody,
     *,
     within_s: float,
     linger_s: float,

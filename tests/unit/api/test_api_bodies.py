@@ -190,23 +190,32 @@ class TestWalkedBodies:
     def test_a_changed_long_body_differs_in_that_value_alone(self, value):
         walked = indexed(self.TEXT)
         walked.change("model", value)
-        assert walked.text == self.TEXT.replace(b'"alias"', value)
+        assert bytes(walked.written()) == self.TEXT.replace(b'"alias"', value)
         assert {name: bytes(raw) for name, raw in walked.fields.items()} == {
             "z": b"1", "a": b'"one"', "model": value, "b": b"[1, 2]",
         }  # fmt: skip
-        assert walked.spans == indexed(walked.text).spans
+
+    def test_several_changes(self):
+        walked = indexed(self.TEXT)
+        for name in ("model", "a", "model"):
+            walked.change(name, b"7")
+        assert bytes(walked.written()) == self.TEXT.replace(b'"alias"', b"7").replace(b'"one"', b"7")
+
+    @pytest.mark.parametrize("walk", [bodies.walk, indexed])
+    def test_what_was_not_changed_goes_on_as_it_came(self, walk):
+        assert walk(self.TEXT).written() is self.TEXT
 
     def test_a_changed_short_body_has_its_values_as_they_were(self):
         walked = bodies.walk(self.TEXT)
         walked.change("model", b'"m"')
-        assert walked.text == b'{"z":1,"a":"one","model":"m","b":[1, 2]}'
+        assert walked.written() == b'{"z":1,"a":"one","model":"m","b":[1, 2]}'
         assert bytes(walked.fields["model"]) == b'"m"'
         assert not walked.long
 
     def test_of_equal_names_the_one_that_counts_is_changed(self):
         walked = indexed(b'{"model":"x","model":"y"}')
         walked.change("model", b"7")
-        assert walked.text == b'{"model":"x","model":7}'
+        assert bytes(walked.written()) == b'{"model":"x","model":7}'
 
     def test_a_broken_short_body_is_refused(self):
         with pytest.raises(BadRequest):

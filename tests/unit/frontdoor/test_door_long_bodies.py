@@ -61,8 +61,8 @@ async def test_token_ids_are_counted(world):
 async def test_an_alias_is_replaced_and_nothing_else(world):
     await world.ask(CHAT, LONG.replace(b'"m"', b'"dummy"'))
     (request,) = world.dispatcher.requests
-    assert request.body == LONG
-    assert plain(request)["messages"] == PROMPT
+    assert bytes(request.body) == LONG
+    assert plain(request) == {"model": b'"m"', "messages": PROMPT, "stream": b"true", "max_tokens": b"5"}
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,6 @@ class TestBodyReader:
         monkeypatch.setattr(bodies, "token_steps", lambda value: counted_again.append(len(value)) or iter(()))
         ask = next(one for one in FAMILIES if one.name == "openai").parse("/v1/completions", walked)
         assert (ask.prompt_tokens, counted_again) == (LONG_BYTES // 7 + 1, [])
-        walked.change("model", b'"other"')
-        assert walked.counted == []  # views into the text of before
 
     async def test_one_body_at_a_time(self):
         reader = BodyReader(Clock())

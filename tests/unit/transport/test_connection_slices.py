@@ -3,6 +3,7 @@
 import pytest
 from scripted_engine import Notes, turns, whole
 
+from coordinator.core.body import LongBody
 from coordinator.core.instance import Address
 from coordinator.transport.connection import SLICE_BYTES, Connection
 from coordinator.transport.errors import TransportError
@@ -74,17 +75,25 @@ async def world():
 
 async def test_one_slice_in_a_turn_of_the_loop(world):
     world.begin()
-    assert world.sizes == [4, SLICE_BYTES]
+    assert world.sizes == [4 + SLICE_BYTES]
     await turns(1)
-    assert world.sizes == [4, SLICE_BYTES, SLICE_BYTES]
+    assert world.sizes == [4 + SLICE_BYTES, SLICE_BYTES]
     await turns(5)
-    assert world.sizes == [4, SLICE_BYTES, SLICE_BYTES, SLICE_BYTES, 8]
+    assert world.sizes == [4 + SLICE_BYTES, SLICE_BYTES, SLICE_BYTES, 8]
     assert b"".join(world.socket.writes) == b"HEAD" + BODY
 
 
-async def test_a_body_of_one_slice_is_written_at_once(world):
-    world.begin(BODY[:SLICE_BYTES])
+@pytest.mark.parametrize("made", [bytes, lambda body: LongBody([body[:9], memoryview(body)[9:]])])
+async def test_a_body_of_one_slice_is_written_at_once(world, made):
+    world.begin(made(BODY[:SLICE_BYTES]))
     assert world.sizes == [4 + SLICE_BYTES]
+
+
+async def test_a_body_in_parts_is_cut_into_the_same_slices(world):
+    world.begin(LongBody([BODY[:9], memoryview(BODY)[9:]]))
+    await turns(5)
+    assert world.sizes == [4 + SLICE_BYTES, SLICE_BYTES, SLICE_BYTES, 8]
+    assert b"".join(world.socket.writes) == b"HEAD" + BODY
 
 
 async def test_an_engine_that_is_slow_is_waited_for(world):
@@ -92,7 +101,7 @@ async def test_an_engine_that_is_slow_is_waited_for(world):
     world.begin()
     for number in range(1, 4):
         await turns(5)
-        assert len(world.sizes) == 1 + number
+        assert len(world.sizes) == number
         world.connection.resume_writing()
     world.connection.resume_writing()
     await turns(5)
@@ -104,7 +113,7 @@ async def test_a_request_that_is_given_up_is_not_sent_to_its_end(world):
     world.connection.abandon(claim)
     world.connection.resume_writing()
     await turns(5)
-    assert world.sizes == [4, SLICE_BYTES]
+    assert world.sizes == [4 + SLICE_BYTES]
 
 
 async def test_a_lost_connection_gets_nothing_more(world):
@@ -112,7 +121,7 @@ async def test_a_lost_connection_gets_nothing_more(world):
     world.socket.closing = True
     world.connection.connection_lost(ConnectionResetError())
     await turns(5)
-    assert world.sizes == [4, SLICE_BYTES]
+    assert world.sizes == [4 + SLICE_BYTES]
     assert isinstance(world.notes.errors[0], TransportError)
 
 
@@ -123,7 +132,7 @@ async def test_a_reply_to_a_half_sent_request_costs_the_connection(world):
     assert (world.notes.body, world.notes.ends) == (b"no", 1)
     assert world.socket.closing
     assert not world.home.kept
-    assert world.sizes == [4, SLICE_BYTES]
+    assert world.sizes == [4 + SLICE_BYTES]
 
 
 async def test_a_reply_to_a_sent_request_does_not(world):

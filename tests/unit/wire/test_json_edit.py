@@ -1,8 +1,12 @@
 import json
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 
+from coordinator.core.body import LongBody
 from coordinator.core.request import Ask, Deadlines, Request
 from coordinator.wire import json_edit
 from coordinator.wire.json_edit import IndexedRequest
@@ -49,6 +53,23 @@ def test_long_values_are_written_byte_for_byte():
     assert json_edit.write_fields(fields) == b'{"a":1.0,"\xc3\xa9\\"":' + long + b',"c":[1, 2]}'
 
 
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, json_edit.PART_BYTES + 2), max_size=6))
+def test_a_long_body_is_what_msgspec_would_write(sizes):
+    fields = {"long": Raw(b"1" * json_edit.JOINED_BYTES)}
+    fields |= {name: Raw(b"[%b]" % (b"1" * size)) for name, size in sizes.items()}
+    body = json_edit.write_body(fields)
+    assert isinstance(body, LongBody)
+    assert bytes(body) == msgspec.json.encode(fields)
+
+
+def test_the_long_values_of_a_long_body_are_no_copies():
+    long = b'"' + b"x" * json_edit.JOINED_BYTES + b'"'
+    fields = {"few": Raw(b"1"), "many": Raw(long), "none": Raw(b"null")}
+    (written,) = json_edit.write_body(fields).slices(10**6)
+    assert [bytes(part) for part in written] == [b'{"few":1,"many":', long, b',"none":null}']
+    assert written[1].obj is fields["many"]
+
+
 class TestRequestFields:
     BODY = b'{"a":1,"b":"x"}'
     REQUEST = Request(
@@ -65,12 +86,16 @@ class TestRequestFields:
         assert self.plain(json_edit.request_fields(self.REQUEST)) == {"a": b"1", "b": b'"x"'}
 
     def test_an_index_is_believed(self):
-        request = IndexedRequest.of(self.REQUEST, {"b": (11, 14)})
+        request = IndexedRequest.of(self.REQUEST, self.BODY, {"b": (11, 14)}, {})
         assert self.plain(json_edit.request_fields(request)) == {"b": b'"x"'}
         assert all(getattr(request, name) == getattr(self.REQUEST, name) for name in ("id", "ask", "wire_id", "body"))
 
+    def test_what_was_changed_is_not_read_from_the_text(self):
+        request = IndexedRequest.of(self.REQUEST, self.BODY, {"a": (5, 6), "b": (11, 14)}, {"b": Raw(b"7")})
+        assert self.plain(json_edit.request_fields(request)) == {"a": b"1", "b": b"7"}
+
     def test_but_not_for_another_body(self):
-        request = IndexedRequest.of(self.REQUEST, {"b": (11, 14)})
+        request = IndexedRequest.of(self.REQUEST, self.BODY, {"b": (11, 14)}, {})
         resumed = request.resumed(b'{"c":2}', request.ask, "8")
         assert self.plain(json_edit.request_fields(resumed)) == {"c": b"2"}
 
