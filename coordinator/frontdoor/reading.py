@@ -1,21 +1,18 @@
-"""Walks long bodies in small steps, one body at a time, so that streams of other clients go on meanwhile."""
+"""Walks long bodies in small steps, one body at a time."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Generator
-from typing import TypeVar, cast
+from collections.abc import Callable
 
 from coordinator.api.bodies import Walked, token_steps
 from coordinator.core.errors import DeadlineExceeded
+from coordinator.core.steps import in_steps
 from coordinator.wire.json_scan import index
-
-STEP_S = 0.001
-T = TypeVar("T")
 
 
 class BodyReader:
-    """Between two steps of about a millisecond the event loop makes a turn.
+    """Between two steps the event loop makes a turn.
 
     Args:
         clock: monotonic seconds.
@@ -43,18 +40,7 @@ class BodyReader:
             raise DeadlineExceeded("schedule") from None
 
     async def _walk(self, text: bytes) -> Walked:
-        walked = Walked.indexed(text, await self._in_steps(index(text)))
+        walked = Walked.indexed(text, await in_steps(index(text), self._clock))
         for array in walked.long_arrays():
-            walked.counted.append((array, await self._in_steps(token_steps(array))))
+            walked.counted.append((array, await in_steps(token_steps(array), self._clock)))
         return walked
-
-    async def _in_steps(self, work: Generator[None, None, T]) -> T:
-        try:
-            while True:
-                until_s = self._clock() + STEP_S
-                next(work)
-                while self._clock() < until_s:
-                    next(work)
-                await asyncio.sleep(0)
-        except StopIteration as found:
-            return cast("T", found.value)

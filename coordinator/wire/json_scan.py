@@ -56,14 +56,34 @@ def index(text: bytes, step_bytes: int = STEP_BYTES) -> Generator[None, None, Sp
     return (yield from _Scan(text, max(2, step_bytes)).run())
 
 
+def elements(
+    text: bytes, start: int, most: int, step_bytes: int = STEP_BYTES
+) -> Generator[None, None, list[tuple[int, int]]]:
+    """Find the elements of an array in an object that `index` has been through, in steps as there.
+
+    Args:
+        text: the whole object.
+        start: where the array begins.
+        most: how many elements are looked for, at most.
+        step_bytes: how far it looks at once.
+
+    Returns:
+        Where each of them is.
+
+    Raises:
+        BadRequest: what stands between two of them is wrong.
+    """
+    return (yield from _Scan(text, max(2, step_bytes), start).elements(most))
+
+
 class _Scan:
     """Where a scan is."""
 
     __slots__ = ("_at", "_step_bytes", "_text")
 
-    def __init__(self, text: bytes, step_bytes: int) -> None:
+    def __init__(self, text: bytes, step_bytes: int, at: int = 0) -> None:
         self._text = text
-        self._at = 0
+        self._at = at
         self._step_bytes = step_bytes
 
     def run(self) -> Generator[None, None, Spans]:
@@ -81,6 +101,23 @@ class _Scan:
         if self._at != len(self._text):
             raise _broken()
         return spans
+
+    def elements(self, most: int) -> Generator[None, None, list[tuple[int, int]]]:
+        spans: list[tuple[int, int]] = []
+        self._take(b"[")
+        yield from self._blank()
+        if self._text[self._at : self._at + 1] == b"]":
+            return spans
+        while True:
+            start = self._at
+            yield from self._value()
+            spans.append((start, self._at))
+            yield from self._blank()
+            if len(spans) == most or self._text[self._at : self._at + 1] == b"]":
+                return spans
+            self._take(b",")
+            yield from self._blank()
+            yield
 
     def _fields(self, spans: Spans) -> Steps:
         for _ in range(MAX_FIELDS):

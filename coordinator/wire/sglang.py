@@ -12,7 +12,20 @@ from msgspec import Raw
 
 from coordinator.core.body import RequestBody
 
-from .json_edit import Fields, given, is_true, items, number, object_fields, write_body
+from .json_edit import (
+    BLANKS_BYTES,
+    NO_LISTS,
+    ONE_GO_BYTES,
+    Fields,
+    Lists,
+    given,
+    is_true,
+    items,
+    number,
+    object_fields,
+    request_items,
+    write_body,
+)
 
 HOST: Final = "bootstrap_host"
 PORT: Final = "bootstrap_port"
@@ -25,13 +38,14 @@ CONTROL: Final = frozenset(
     )
 )  # fmt: skip
 PROMPTS: Final = ("text", "input_ids", "input_embeds")  # SGLang takes the first that is given
-PROMPT_DEPTHS: Final = {"text": 1, "input_ids": 1, "input_embeds": 2}  # arrays around one prompt of a batch
+VECTORS: Final = PROMPTS[2]  # one prompt is an array of arrays there
 MAX_SEQUENCES: Final = 16384
 
 _ROOM_BITS: Final = 63
 _ROOMS: Final = (1 << _ROOM_BITS) - 1
-_FIRST: Final = re.compile(rb"\s*\[\s*([^\s])")
-_LISTS: Final = (b'"', b"[")  # what an array of texts, or of arrays, goes on with
+_BATCH: Final = re.compile(rb'\s*\[\s*["\[]')
+_BATCH_OF_VECTORS: Final = re.compile(rb'\s*\[\s*\[\s*["\[]')
+_OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 
 
 class TooManySequences(ValueError):
@@ -52,54 +66,49 @@ def room_of(number: int) -> int:
     return mixed ^ mixed >> 27
 
 
-def sequences_of(fields: Fields, *, native: bool) -> int | None:
+def sequences_of(fields: Fields, listed: Lists = NO_LISTS, *, native: bool) -> int | None:
     """How many sequences a body asks for where the engine treats it as a batch; None where there is just one.
 
     Args:
         fields: the body's outermost ones.
+        listed: of a long body, the elements of its `batch_field`.
         native: the body is one of SGLang's own `/generate`, not of an OpenAI path.
 
     Raises:
         TooManySequences: above MAX_SEQUENCES.
     """
-    if native:
-        name = next((name for name in PROMPTS if given(fields.get(name))), PROMPTS[0])
-        prompts = _batch_of(fields.get(name), depth=PROMPT_DEPTHS[name])
-        each = _samples(fields.get("sampling_params"))
-    else:
-        prompts = _batch_of(fields.get("prompt"))
-        each = number(fields.get("n")) or 1
+    name = batch_field(fields, native=native)
+    prompts = len(request_items(fields, name, listed) or ()) if name is not None else 0
+    each = _samples(fields.get("sampling_params")) if native else number(fields.get("n")) or 1
     count = (prompts or 1) * max(1.0, each)
     if count > MAX_SEQUENCES:
         raise TooManySequences(f"a request may ask for {MAX_SEQUENCES} sequences at most")
-    return None if prompts is None and count < 2 else int(count)
+    return None if not prompts and count < 2 else int(count)
+
+
+def batch_field(fields: Fields, *, native: bool) -> str | None:
+    """The field with the prompts of a body that opens like a batch, which is an array of texts or of arrays.
+
+    An array of token ids is looked at no further than its first byte.
+    """
+    name = next((name for name in PROMPTS if given(fields.get(name))), PROMPTS[0]) if native else "prompt"
+    value = fields.get(name)
+    opening = _BATCH_OF_VECTORS if name == VECTORS else _BATCH
+    return None if value is None or opening.match(value, 0, BLANKS_BYTES) is None else name
 
 
 def _samples(sampling_params: Raw | None) -> float:
-    """`n` of the sampling parameters, or of the first of several; beams of one search are one sequence."""
-    several = items(sampling_params) if _batch_of(sampling_params, opening=(b"{",)) else None
+    """`n` of the sampling parameters, or of the first of several; beams of one search are one sequence.
+
+    What is so long that reading it takes a while is no sampling parameters.
+    """
+    if sampling_params is None or len(sampling_params) >= ONE_GO_BYTES:
+        return 1
+    several = items(sampling_params) if _OBJECTS.match(sampling_params) else None
     told = object_fields(several[0] if several else sampling_params) or {}
     if (number(told.get("beam_width")) or 1) > 1:
         return 1
     return number(told.get("n")) or 1
-
-
-def _batch_of(value: Raw | None, *, depth: int = 1, opening: Sequence[bytes] = _LISTS) -> int | None:
-    """Length of an array whose items open so, `depth` brackets deep; None for a single prompt and anything else.
-
-    An array of token ids is looked at no further than its first byte.
-    """
-    if value is None:
-        return None
-    found = _FIRST.match(value)
-    if found is None or found[1] not in opening:
-        return None
-    inner = items(value)
-    if not inner:
-        return None
-    if depth > 1 and _batch_of(inner[0], depth=depth - 1) is None:
-        return None
-    return len(inner)
 
 
 def with_rooms(fields: Fields, host: str, port: int, rooms: Sequence[int], *, batch: bool) -> RequestBody:

@@ -10,11 +10,26 @@ from msgspec import Raw, Struct
 
 from coordinator.core.body import RequestBody
 
-from .json_edit import Fields, given, is_true, items, number, object_fields, text, write_body
+from .json_edit import (
+    NO_LISTS,
+    Fields,
+    Lists,
+    given,
+    is_true,
+    items,
+    number,
+    object_fields,
+    request_items,
+    text,
+    write_body,
+)
 
 PARAMS = "kv_transfer_params"
 _WAYWARD = frozenset(("prompt", "prompt_embeds", "n", "best_of", "use_beam_search", "echo"))
 """The fields without which a body is served by a pair."""
+LISTS = ("prompt", "prompt_embeds")
+"""The fields that may list several prompts."""
+MAX_PROMPTS = 16384
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _ONE = Raw(b"1")
 _FALSE = Raw(b"false")
@@ -87,17 +102,22 @@ def _answer(body: bytes) -> _Answer:
 # --- requests
 
 
-def way_of(fields: Fields) -> Way:
-    """How a body (of chat completions or completions) can be served; see docs/engines/vllm.md for the reasons."""
+def way_of(fields: Fields, listed: Lists = NO_LISTS) -> Way:
+    """How a body (of chat completions or completions) can be served; see docs/engines/vllm.md for the reasons.
+
+    Args:
+        fields: the body's outermost ones.
+        listed: of a long body, the elements of LISTS.
+    """
     if _WAYWARD.isdisjoint(fields):
         return Way.PAIR
-    several = len(prompts_of(fields)) > 1
+    several = len(prompts_of(fields, listed)) > 1
     alone = (
         (number(fields.get("n")) or 1) > 1
         or (number(fields.get("best_of")) or 1) > 1
         or is_true(fields.get("use_beam_search"))
         or (is_true(fields.get("echo")) and given(fields.get("logprobs")))
-        or len(items(fields.get("prompt_embeds")) or ()) > 1
+        or len(request_items(fields, "prompt_embeds", listed) or ()) > 1
         or (several and (is_true(fields.get("stream")) or given(fields.get("prompt_embeds"))))
     )
     if alone:
@@ -105,14 +125,14 @@ def way_of(fields: Fields) -> Way:
     return Way.SPLIT if several else Way.PAIR
 
 
-def prompts_of(fields: Fields) -> list[Raw]:
+def prompts_of(fields: Fields, listed: Lists = NO_LISTS) -> list[Raw]:
     """The prompts of a body that lists them, each as it was written; empty for one prompt and for messages."""
     prompt = fields.get("prompt")
     if prompt is None or bytes(memoryview(prompt)[:1]) != b"[":
         return []
     if bytes(memoryview(prompt)[1:64]).lstrip()[:1] in _TOKEN_OR_NONE:
         return []
-    return items(prompt) or []
+    return request_items(fields, "prompt", listed) or []
 
 
 def prefill_body(fields: Fields) -> RequestBody:

@@ -57,9 +57,9 @@ def body_of(kind: str, size: int, model: str = "m") -> bytes:
     return head + b'"messages":[' + item * (size // len(item)) + b"{}]}"
 
 
-def request_of(body: bytes, coding: str) -> bytes:
+def request_of(body: bytes, coding: str, path: str = CHAT) -> bytes:
     """The request as it goes over the wire."""
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
     if coding == "gzip":
         body = gzip.compress(body, 1)
         head += b"content-encoding: gzip\r\n"
@@ -185,6 +185,14 @@ class TestDelay:
     def test_no_turn_is_long_while_several_come_at_once(self, flavour, coding):
         request = request_of(body_of("escapes", BODY_BYTES), coding)
         assert uvloop.run(longest_turn(flavour, request, AT_ONCE)) < MOST_DELAY_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", [b"a b " * 4000, b"a b " * 400])
+def test_no_turn_is_long_for_a_batch(prompt):
+    body = b'{"model":"m","max_tokens":1,"prompt":["%b"]}' % b'","'.join([prompt] * (BODY_BYTES // len(prompt)))
+    request = request_of(body, "plain", "/v1/completions")
+    assert uvloop.run(longest_turn("sglang", request, AT_ONCE)) < MOST_DELAY_S
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from coordinator.core.errors import BadRequest
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
+from coordinator.core.steps import in_steps
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.health import alive, takes_key, told_model
@@ -20,10 +21,12 @@ from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
 from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
 from coordinator.transport.request import HeaderBlock
 from coordinator.wire.events import wants_usage
-from coordinator.wire.json_edit import Fields, request_fields
+from coordinator.wire.json_edit import NO_LISTS, Fields, IndexedRequest, Lists, long_lists, request_fields
 from coordinator.wire.sglang import (
+    MAX_SEQUENCES,
     TooManySequences,
     asks_logprobs,
+    batch_field,
     room_of,
     sequences_of,
     with_rooms,
@@ -131,7 +134,7 @@ class SglangEngine:
     async def _attempt(self, request: Request, placement: Placement, fields: Fields, out: Out) -> None:
         native, stream = request.api == NATIVE, request.ask.stream
         try:
-            count = sequences_of(fields, native=native)
+            count = sequences_of(fields, await _listed(request, fields, native=native), native=native)
         except TooManySequences as error:
             raise BadRequest(str(error)) from error
         rooms = [room_of(int(self._ids.next())) for _ in range(count or 1)]
@@ -162,6 +165,14 @@ class SglangEngine:
     async def aclose(self) -> None:
         """Close what is still being drained."""
         self._drains.close()
+
+
+async def _listed(request: Request, fields: Fields, *, native: bool) -> Lists:
+    """The prompts of a long body, if they are many; there is nothing to await for a short one."""
+    name = batch_field(fields, native=native)
+    if name is None or not isinstance(request, IndexedRequest):
+        return NO_LISTS
+    return await in_steps(long_lists(request, (name,), MAX_SEQUENCES + 1))
 
 
 def _fields_of(request: Request) -> Fields:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from coordinator.config.errors import OptionError
@@ -10,6 +11,7 @@ from coordinator.core.errors import BadRequest, EngineFailed, Side
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
+from coordinator.core.steps import in_steps
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive, told_model
 from coordinator.engines.plain_call import pass_through, serve_alone
@@ -18,8 +20,8 @@ from coordinator.engines.vllm.handoff import Handoff, Means
 from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import UNRELEASED, KvReleases
-from coordinator.wire.json_edit import Fields, request_fields
-from coordinator.wire.vllm import PARAMS, Way, decode_body, prompts_of, way_of
+from coordinator.wire.json_edit import NO_LISTS, Fields, IndexedRequest, Lists, long_lists, request_fields
+from coordinator.wire.vllm import LISTS, MAX_PROMPTS, PARAMS, Way, decode_body, prompts_of, way_of
 
 NAME = "vllm"
 HEALTH_PATH = "/health"
@@ -126,14 +128,15 @@ class VllmEngine:
         self._renew(decode)
         if prefill.address == decode.address:
             return await self._serve_whole(request, placement, prefill, fields, out)
-        way = Way.ALONE if request.api == NATIVE else way_of(fields)
+        listed = NO_LISTS if request.api == NATIVE else await _listed(request)
+        way = Way.ALONE if request.api == NATIVE else way_of(fields, listed)
         if way is Way.ALONE:
             self._missing.never_asked(decode)
             placement.skip_prefill()
             return await self._serve_whole(request, placement, decode, fields, out)
         try:
             if way is Way.SPLIT:
-                body = await serve_batch(self._means, request, placement, fields, prompts_of(fields))
+                body = await serve_batch(self._means, request, placement, fields, _prompts(fields, listed))
                 out.whole(body, time.monotonic())
                 return COMPLETED
             return await self._serve_pair(request, placement, fields, out)
@@ -190,6 +193,20 @@ class VllmEngine:
         """Release what can still be released."""
         self._farewells.close()
         await self._releases.aclose(RELEASES_AT_CLOSE_S)
+
+
+async def _listed(request: Request) -> Lists:
+    """What a long body lists; there is nothing to await for a short one."""
+    if not isinstance(request, IndexedRequest):
+        return NO_LISTS
+    return await in_steps(long_lists(request, LISTS, MAX_PROMPTS + 1))
+
+
+def _prompts(fields: Fields, listed: Lists) -> list[Raw]:
+    prompts = prompts_of(fields, listed)
+    if len(prompts) > MAX_PROMPTS:
+        raise BadRequest(f"a request may have {MAX_PROMPTS} prompts at most")
+    return prompts
 
 
 def _fields_of(request: Request) -> Fields:

@@ -5,12 +5,14 @@ import json
 
 import pytest
 from engine_world import Out, Placed, Watcher, chat, instance, request, turns, until
+from long_request import indexed
 from sglang_world import DONE, World, event, token, whole
 
 from coordinator.config.errors import OptionError
 from coordinator.core.errors import BadRequest, EngineFailed, Side
 from coordinator.core.ports import SplitEngine
 from coordinator.engines.sglang import SglangEngine, drains, engine, pair
+from coordinator.wire.sglang import MAX_SEQUENCES
 
 TRIPLE = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
@@ -92,6 +94,39 @@ async def test_a_batch_has_one_room_per_sequence(world, asked, count):
     assert len(set(first["bootstrap_room"])) == count
     assert first["bootstrap_host"] == ["127.0.0.1"] * count
     assert first["bootstrap_port"] == [8998] * count
+
+
+LONG = "a" * 70000
+VECTORS = [[0.5] * 9000] * 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        (completion(prompt=[LONG, "b", LONG], n=2), 6),
+        (completion(prompt=[[1] * 40000, [2]]), 2),
+        (native({"text": [LONG, LONG]}), 2),
+        (native({"input_embeds": [VECTORS, VECTORS]}), 2),
+    ],
+)
+async def test_a_batch_in_a_long_body(world, asked, count):
+    await world.serve(indexed(asked))
+    (first,), (second,) = world.prefill.bodies, world.decode.bodies
+    assert first == second
+    assert len(set(first.pop("bootstrap_room"))) == count
+    assert first.items() >= json.loads(asked.body).items()
+
+
+@pytest.mark.parametrize("asked", [completion(prompt=[1] * 40000), native({"input_embeds": VECTORS})])
+async def test_one_prompt_in_a_long_body(world, asked):
+    await world.serve(indexed(asked))
+    assert isinstance(world.prefill.bodies[0]["bootstrap_room"], int)
+
+
+async def test_too_large_a_batch_in_a_long_body_reaches_no_engine(world):
+    with pytest.raises(BadRequest, match="sequences"):
+        await world.serve(indexed(completion(prompt=["a b c"] * (MAX_SEQUENCES + 1))))
+    assert not world.prefill.calls
 
 
 async def test_too_large_a_batch_reaches_no_engine(world):

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_request import indexed, run
 from msgspec import Raw
 
 from coordinator.core.body import LongBody
@@ -68,6 +69,46 @@ def test_the_long_values_of_a_long_body_are_no_copies():
     (written,) = json_edit.write_body(fields).slices(10**6)
     assert [bytes(part) for part in written] == [b'{"few":1,"many":', long, b',"none":null}']
     assert written[1].obj is fields["many"]
+
+
+def request_of(body):
+    ask, deadlines = Ask(stream=False, model=None, prompt_bytes=3), Deadlines(1.0, 2.0, 3.0, 4.0)
+    return Request("r", "openai", "/p", "", (), body, ask, 0.0, deadlines)
+
+
+class TestLongLists:
+    LONG = b"x" * json_edit.JOINED_BYTES
+    BODY = b'{"a":["%b" , [1]],"b":[1,2,3%b],"c":[ {"d":1},"%b"],"few":["e"],"t":"%b"}' % (
+        LONG,
+        b",4" * 2**16,
+        LONG,
+        LONG,
+    )
+
+    def listed(self, *names, most=9):
+        listed, pauses = run(json_edit.long_lists(indexed(request_of(self.BODY)), names, most))
+        return {name: [bytes(one) for one in found] for name, found in listed.items()}, pauses
+
+    def test_they_are_found_in_steps(self):
+        listed, pauses = self.listed("a", "b", "c", "few", "t", "none")
+        assert listed == {"a": [b'"%b"' % self.LONG, b"[1]"], "c": [b'{"d":1}', b'"%b"' % self.LONG]}
+        assert pauses >= 4  # of 32 KiB each
+
+    def test_no_more_than_are_wanted(self):
+        assert self.listed("a", "c", most=1)[0] == {"a": [b'"%b"' % self.LONG], "c": [b'{"d":1}']}
+
+    def test_none_in_the_body_of_a_request_that_goes_on(self):
+        request = indexed(request_of(self.BODY))
+        assert run(json_edit.long_lists(request.resumed(b"{}", request.ask, "7"), ("a",), 9)) == ({}, 0)
+
+    def test_items_are_those_that_were_found_or_are_found_quickly(self):
+        fields = {"a": Raw(b"[1,2]"), "long": Raw(b"[%b]" % (b"1," * 2**18 + b"1")), "x": Raw(b"7")}
+        items = {
+            name: json_edit.request_items(fields, name, {"b": [Raw(b"5")]}) for name in ("a", "b", "long", "x", "y")
+        }
+        assert {name: found and list(map(bytes, found)) for name, found in items.items()} == {
+            "a": [b"1", b"2"], "b": [b"5"], "long": None, "x": None, "y": None,
+        }  # fmt: skip
 
 
 class TestRequestFields:

@@ -5,23 +5,19 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from long_request import run
 from msgspec import Raw
 
 from coordinator.core.errors import BadRequest
 from coordinator.wire import json_scan
-from coordinator.wire.json_scan import fields_of, index
+from coordinator.wire.json_scan import elements, fields_of, index
 
 WALK = msgspec.json.Decoder(dict[str, Raw])
 KIB = 1024
 
 
 def scan(text, step_bytes=json_scan.STEP_BYTES):
-    work = index(text, step_bytes)
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return {name: bytes(value) for name, value in fields_of(text, end.value).items()}
+    return {name: bytes(value) for name, value in fields_of(text, run(index(text, step_bytes))[0]).items()}
 
 
 def walk(text):
@@ -175,3 +171,24 @@ def test_no_step_is_long(kind):
         finally:
             longest_s = max(longest_s, time.thread_time() - began_s)
     assert longest_s < 0.010
+
+
+class TestElements:
+    @settings(deadline=None)
+    @given(st.lists(values, max_size=6), st.integers(1, 90), shapes, st.integers(1, 7))
+    def test_they_are_those_that_msgspec_finds(self, array, step_bytes, separators, most):
+        text = b' {"x" :' + json.dumps(array, separators=separators).encode() + b',"y":[1]}'
+        spans, _ = run(elements(text, text.index(b"["), most, step_bytes))
+        whole = msgspec.json.Decoder(list[Raw]).decode(json.dumps(array, separators=separators))
+        assert [text[start:end] for start, end in spans] == list(map(bytes, whole))[:most]
+
+    @pytest.mark.parametrize("text", [b"[1 2]", b"[1,]", b"[,1]", b"[1;2]", b'["a" "b"]', b"[x]", b"[1"])
+    def test_what_stands_between_them_is_judged(self, text):
+        with pytest.raises(BadRequest, match="not valid JSON"):
+            run(elements(text, 0, 9))
+
+    @pytest.mark.parametrize("one", [b'"ab"', b"[1]", b'{"a":1}', b"7", b'"' + b"x" * 4 * json_scan.STEP_BYTES + b'"'])
+    def test_in_steps(self, one):
+        text = b"[" + b",".join([one] * (2**20 // len(one))) + b"]"
+        _, pauses = run(elements(text, 0, 10**9))
+        assert pauses >= len(text) // json_scan.STEP_BYTES - 1

@@ -2,10 +2,12 @@ import asyncio
 import json
 
 import pytest
+from long_request import indexed
 from vllm_pair import COMPLETIONS, reply
 
-from coordinator.core.errors import EngineFailed, EngineRefused, Side
+from coordinator.core.errors import BadRequest, EngineFailed, EngineRefused, Side
 from coordinator.engines.vllm.batch import MAX_AT_ONCE
+from coordinator.wire.vllm import MAX_PROMPTS
 
 
 async def test_each_prompt_goes_its_own_way_and_the_answers_become_one(world):
@@ -26,6 +28,22 @@ async def test_token_lists(world):
     await world.serve(world.request(COMPLETIONS, prompt=[[1, 2], [3]]))
     assert sorted(b["prompt"] for b in world.p.bodies) == [[1, 2], [3]]
     assert sorted(b["prompt"] for b in world.d.bodies) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("prompt", ["p" * 70000, [7] * 30000, "few"])
+async def test_long_prompts(world, prompt):
+    prompts = [*([prompt] * 3), "last"]
+    await world.serve(indexed(world.request(COMPLETIONS, prompt=prompts)))
+    assert sorted(b["prompt"] for b in world.p.bodies if b["prompt"] != "last") == [prompt] * 3
+    assert len(world.d.bodies) == len(prompts)
+
+
+@pytest.mark.parametrize("wrapped", [indexed, lambda request: request])
+async def test_too_many_are_refused_before_anything_is_sent(world, wrapped):
+    prompts = ["a b c"] * (MAX_PROMPTS + 1)
+    with pytest.raises(BadRequest, match=f"{MAX_PROMPTS} prompts at most"):
+        await world.serve(wrapped(world.request(COMPLETIONS, prompt=prompts)))
+    assert not world.p.seen
 
 
 async def test_no_more_than_some_at_once(world):
