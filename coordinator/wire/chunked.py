@@ -22,13 +22,16 @@ class ChunkDecoder:
 
     A chunk above `max_chunk_bytes` is never held: its first `HEAD_BYTES` bytes come out at once in `oversized`, the
     rest is skipped and the chunks after it come as usual.
+
+    Attributes:
+        sizes: size lines that came before, of chunks that may be held.
     """
 
     HEAD_BYTES: Final = 2048
 
     def __init__(self, max_chunk_bytes: int) -> None:
         self._max_chunk_bytes = max_chunk_bytes
-        self._sizes: dict[bytes, int] = {}
+        self.sizes: dict[bytes, int] = {}
         self._parts: list[bytes] = []  # what is left of earlier reads
         self._have_bytes = 0
         self._need_bytes = 0  # below this many bytes no chunk can be complete
@@ -71,7 +74,7 @@ class ChunkDecoder:
     def _cut(self, data: bytes, at: int, chunks: list[bytes]) -> int:
         """Append the whole chunks of `data`; returns where the rest begins."""
         end = len(data)
-        sizes = self._sizes
+        sizes = self.sizes
         self._need_bytes = 0
         while at < end:
             line_end = data.find(b"\r\n", at, at + MAX_SIZE_LINE_BYTES)
@@ -82,7 +85,7 @@ class ChunkDecoder:
             line = data[at:line_end]
             size = sizes.get(line)
             if size is None:
-                size = self._read_size(line)
+                size = self.read_size(line)
             start = line_end + 2
             stop = start + size
             if size == 0:
@@ -101,13 +104,14 @@ class ChunkDecoder:
             at = stop + 2
         return at
 
-    def _read_size(self, line: bytes) -> int:
+    def read_size(self, line: bytes) -> int:
+        """The size that a line says, which has not come before; raises ChunkError."""
         match = _HEX.fullmatch(line)
         if match is None:
             raise ChunkError("chunk size is not hexadecimal")
         size = int(match[1], 16)
-        if len(self._sizes) < CACHED_SIZES:
-            self._sizes[line] = size
+        if size <= self._max_chunk_bytes and len(self.sizes) < CACHED_SIZES:
+            self.sizes[line] = size
         return size
 
     def _oversize(self, data: bytes, at: int, start: int, stop: int) -> int:

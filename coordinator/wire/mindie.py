@@ -29,7 +29,6 @@ class Kind(Enum):
     """Made here, not sent: the message was above the limit and its body is gone."""
 
 
-CACHED_SIZES = 4096
 _PLAIN_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 Frame = tuple[bytes, Kind, bytes]
@@ -51,7 +50,6 @@ class ResultParser:
     def __init__(self, max_message_bytes: int) -> None:
         self._decoder = ChunkDecoder(max_message_bytes)
         self._max_message_bytes = max_message_bytes
-        self._sizes: dict[bytes, int] = {}
         self._rid = b""  # in force until the chunk in which its message ends is over
         self._keyword_due = False  # the id was read, what it says was not
         self._pending = bytearray()  # a message that began in an earlier chunk
@@ -85,7 +83,7 @@ class ResultParser:
         chunks' sizes say so too.
         """
         at = 0
-        sizes = self._sizes
+        sizes = self._decoder.sizes
         pieces = data.split(b"\0\r\n")
         pieces.pop()
         for piece in pieces:
@@ -109,11 +107,10 @@ class ResultParser:
 
     def _read_size(self, line: bytes) -> int:
         """What a chunk's size line says, where it is a plain one; -1 where it needs a closer look."""
-        if _PLAIN_SIZE.fullmatch(line) is None or (size := int(line, 16)) > self._max_message_bytes:
+        if _PLAIN_SIZE.fullmatch(line) is None:
             return -1
-        if len(self._sizes) < CACHED_SIZES:
-            self._sizes[line] = size
-        return size
+        size = self._decoder.read_size(line)
+        return size if size <= self._max_message_bytes else -1
 
     def _parse(self, chunk: bytes, frames: list[Frame]) -> None:
         """Read a chunk that holds anything but exactly one simple message."""

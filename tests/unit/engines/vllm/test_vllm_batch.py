@@ -30,12 +30,12 @@ async def test_token_lists(world):
     assert sorted(b["prompt"] for b in world.d.bodies) == [[1, 2], [3]]
 
 
-@pytest.mark.parametrize("prompt", ["p" * 70000, [7] * 30000, "few"])
-async def test_long_prompts(world, prompt):
-    prompts = [*([prompt] * 3), "last"]
+@pytest.mark.parametrize("long", ["p" * 70000, "few"])
+async def test_a_list_in_a_long_body(world, long):
+    prompts = [long + "1", [7, 8], long + "2"]
     await world.serve(indexed(world.request(COMPLETIONS, prompt=prompts)))
-    assert sorted(b["prompt"] for b in world.p.bodies if b["prompt"] != "last") == [prompt] * 3
-    assert len(world.d.bodies) == len(prompts)
+    for instance in (world.p, world.d):
+        assert sorted((b["prompt"] for b in instance.bodies), key=str) == sorted(prompts, key=str)
 
 
 @pytest.mark.parametrize("wrapped", [indexed, lambda request: request])
