@@ -133,8 +133,9 @@ class SglangEngine:
 
     async def _attempt(self, request: Request, placement: Placement, fields: Fields, out: Out) -> None:
         native, stream = request.api == NATIVE, request.ask.stream
+        listed = await _listed(request, fields) if isinstance(request, IndexedRequest) else NO_LISTS
         try:
-            count = sequences_of(fields, await _listed(request, fields, native=native), native=native)
+            count = sequences_of(fields, listed, native=native)
         except TooManySequences as error:
             raise BadRequest(str(error)) from error
         rooms = [room_of(int(self._ids.next())) for _ in range(count or 1)]
@@ -167,12 +168,10 @@ class SglangEngine:
         self._drains.close()
 
 
-async def _listed(request: Request, fields: Fields, *, native: bool) -> Lists:
-    """The prompts of a long body, if they are many; there is nothing to await for a short one."""
-    name = batch_field(fields, native=native)
-    if name is None or not isinstance(request, IndexedRequest):
-        return NO_LISTS
-    return await in_steps(long_lists(request, (name,), MAX_SEQUENCES + 1))
+async def _listed(request: IndexedRequest, fields: Fields) -> Lists:
+    """The prompts of a long body, if they are many."""
+    name = batch_field(fields, native=request.api == NATIVE)
+    return NO_LISTS if name is None else await in_steps(long_lists(request, (name,), MAX_SEQUENCES + 1))
 
 
 def _fields_of(request: Request) -> Fields:

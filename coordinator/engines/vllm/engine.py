@@ -128,7 +128,7 @@ class VllmEngine:
         self._renew(decode)
         if prefill.address == decode.address:
             return await self._serve_whole(request, placement, prefill, fields, out)
-        listed = NO_LISTS if request.api == NATIVE else await _listed(request)
+        listed = await _listed(request) if isinstance(request, IndexedRequest) else NO_LISTS
         way = Way.ALONE if request.api == NATIVE else way_of(fields, listed)
         if way is Way.ALONE:
             self._missing.never_asked(decode)
@@ -195,10 +195,8 @@ class VllmEngine:
         await self._releases.aclose(RELEASES_AT_CLOSE_S)
 
 
-async def _listed(request: Request) -> Lists:
-    """What a long body lists; there is nothing to await for a short one."""
-    if not isinstance(request, IndexedRequest):
-        return NO_LISTS
+async def _listed(request: IndexedRequest) -> Lists:
+    """What a long body lists."""
     return await in_steps(long_lists(request, LISTS, MAX_PROMPTS + 1))
 
 
