@@ -11,7 +11,7 @@ from typing import Protocol
 from coordinator.core.instance import Address
 
 from .connect import Connector
-from .errors import TransportError, loss_error
+from .errors import KEY_REFUSED, TransportError, key_refused, loss_error
 from .opening import Opening
 from .peers import Peers
 from .request import encode_call
@@ -73,13 +73,14 @@ async def open_link(  # noqa: PLR0913  # as HttpClient.fetch
 
     Raises:
         TransportError: no connection, no head in time, or (`bad_reply`) an answer other than 200 with chunked transfer
-            coding; the detail then has its status and the first 4 KiB of its body.
+            coding; the detail then has its status and the first 4 KiB of its body. `key_refused`: see `HttpClient`.
         ValueError: as `HttpClient.fetch`.
     """
     peers = peers or Peers()
-    request, _ = encode_call(b"GET", target, address, headers, b"", peers.of(address).key)
+    key = peers.of(address).key
+    request, _ = encode_call(b"GET", target, address, headers, b"", key)
     connector = Connector(connect_s=connect_s, peers=peers)
-    protocol = await connector.open(address, lambda: LinkProtocol(address.netloc, reader, clock))
+    protocol = await connector.open(address, lambda: LinkProtocol(address.netloc, reader, clock, keyed=bool(key)))
     try:
         async with asyncio.timeout(head_s):
             await protocol.ask(request)
@@ -94,10 +95,11 @@ async def open_link(  # noqa: PLR0913  # as HttpClient.fetch
 class LinkProtocol(asyncio.Protocol):
     """Reads the head, then passes everything on."""
 
-    __slots__ = ("_clock", "_error", "_netloc", "_opened", "_opening", "_reader", "_transport")
+    __slots__ = ("_clock", "_error", "_keyed", "_netloc", "_opened", "_opening", "_reader", "_transport")
 
-    def __init__(self, netloc: str, reader: LinkReader, clock: Callable[[], float]) -> None:
+    def __init__(self, netloc: str, reader: LinkReader, clock: Callable[[], float], *, keyed: bool) -> None:
         self._netloc = netloc
+        self._keyed = keyed
         self._reader: LinkReader | None = reader  # None: nobody is to be told anything any more
         self._clock = clock
         self._opening: Opening | None = Opening()  # None: the link is open
@@ -162,6 +164,8 @@ class LinkProtocol(asyncio.Protocol):
         return rest
 
     def _refused(self, why: str) -> TransportError:
+        if self._keyed and self._opening is not None and self._opening.status in KEY_REFUSED:
+            return key_refused(self._opening.status, self._netloc)
         return TransportError("bad_reply", f"{self._netloc}: {why}")
 
     def _lose(self, error: TransportError, *, cut: bool = False) -> None:

@@ -16,9 +16,10 @@ class Opening:
     Attributes:
         accepted: the head is complete and is a 200 with chunked transfer coding.
         refusal: what came instead, for the log, once it is complete or long enough.
+        status: of the head; 0 while it is not there.
     """
 
-    __slots__ = ("_body", "_buffer", "_reply", "_status", "accepted", "refusal")
+    __slots__ = ("_body", "_buffer", "_reply", "accepted", "refusal", "status")
 
     def __init__(self) -> None:
         self.accepted = False
@@ -26,11 +27,11 @@ class Opening:
         self._buffer = bytearray()
         self._body = bytearray()
         self._reply = ReplyReader(self, bodiless=False, max_head_bytes=MAX_HEAD_BYTES)
-        self._status = 0
+        self.status = 0
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; returns those that follow an accepted head."""
-        if self._status:
+        if self.status:
             self._read(data)
             return b""
         self._buffer += data
@@ -45,13 +46,13 @@ class Opening:
 
     def cut(self) -> str | None:
         """No more will come: returns the refusal as far as it was read, or None where there is not even a head."""
-        return self._told() if self._status and self.refusal is None else self.refusal
+        return self._told() if self.status and self.refusal is None else self.refusal
 
     # --- the sink of the reply
 
     def head(self, status: int, headers: Headers) -> None:
         """Decide. A stream that is not chunked is refused for its head alone: its body may never end."""
-        self._status = status
+        self.status = status
         chunked = any(name == b"transfer-encoding" for name, _ in headers)  # the reader knows no other coding
         if status == OK:
             self.accepted = chunked and not self._reply.expands
@@ -72,7 +73,7 @@ class Opening:
 
     def _head_read(self) -> bool:
         """Read what there is of heads, interim ones included; True: the final one was among them."""
-        while not self._status:
+        while not self.status:
             end = self._buffer.find(HEAD_END)
             if end < 0:
                 if len(self._buffer) > MAX_HEAD_BYTES:
@@ -92,8 +93,8 @@ class Opening:
             self.refusal = self._reply.fault.detail
         elif not self.accepted and self.refusal is None:
             enough = len(self._body) >= MAX_REFUSAL_BYTES
-            if self._status and (self._reply.complete or enough):
+            if self.status and (self._reply.complete or enough):
                 self.refusal = self._told()
 
     def _told(self) -> str:
-        return f"status {self._status}: {self._body.decode('utf-8', 'replace')}"
+        return f"status {self.status}: {self._body.decode('utf-8', 'replace')}"

@@ -6,6 +6,7 @@ from scripted_engine import GUARD_S, Engine, Notes, turns, whole
 
 from coordinator.transport import TransportError, open_link
 from coordinator.transport.opening import MAX_HEAD_BYTES, Opening
+from coordinator.transport.peers import Peer, Peers
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b'd\r\nka:heartbeat\0\r\n1d\r\nreqId:1\0data:data: {"x":1}\n\n\0\r\n'
@@ -199,6 +200,16 @@ async def test_no_head_in_time(engine, notes, link):
     assert (await failure(link, head_s=0.05)).reason == "timeout"
     await closed(engine)
     assert notes.over == 0
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(("key", "reason"), [(b"k1", "key_refused"), (b"", "bad_reply")])
+async def test_a_key_that_is_not_taken_is_told_from_other_refusals(engine, link, status, key, reason):
+    engine.script = lambda peer, request: peer.send(whole(b"who are you", status=status))
+    error = await failure(link, peers=Peers(Peer(key=key)))
+    assert error.reason == reason
+    assert f"status {status}" in error.detail
+    assert (b"authorization: Bearer k1" in engine.requests[0]) is bool(key)
 
 
 async def test_no_connection(link, dead_address, black_hole):
