@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from coordinator.api.bodies import Walked, token_steps
 from coordinator.core.errors import DeadlineExceeded
-from coordinator.core.steps import in_steps
+from coordinator.steps import in_steps
 from coordinator.wire.json_scan import index
 
 

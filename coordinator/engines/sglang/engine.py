@@ -9,7 +9,6 @@ from coordinator.core.errors import BadRequest
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
-from coordinator.core.steps import in_steps
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.health import alive, takes_key, told_model
@@ -19,6 +18,7 @@ from coordinator.engines.sglang.bootstrap import KEY, BootstrapPorts, Tell
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut, LogprobsOut
 from coordinator.engines.sglang.pair import Call, Pair, StaleConnection
+from coordinator.steps import in_steps
 from coordinator.transport.request import HeaderBlock
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import NO_LISTS, Fields, IndexedRequest, Lists, long_lists, request_fields

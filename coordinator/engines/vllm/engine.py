@@ -11,7 +11,6 @@ from coordinator.core.errors import BadRequest, EngineFailed, Side
 from coordinator.core.instance import Instance, Role
 from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
 from coordinator.core.request import Request
-from coordinator.core.steps import in_steps
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive, told_model
 from coordinator.engines.plain_call import pass_through, serve_alone
@@ -20,6 +19,7 @@ from coordinator.engines.vllm.handoff import Handoff, Means
 from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.engines.vllm.releases import UNRELEASED, KvReleases
+from coordinator.steps import in_steps
 from coordinator.wire.json_edit import NO_LISTS, Fields, IndexedRequest, Lists, long_lists, request_fields
 from coordinator.wire.vllm import LISTS, MAX_PROMPTS, PARAMS, Way, decode_body, prompts_of, way_of
 

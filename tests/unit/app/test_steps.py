@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from coordinator.core.steps import STEP_S, in_steps
+from coordinator.steps import STEP_S, in_steps
 
 
 class Clock:
