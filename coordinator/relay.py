@@ -31,11 +31,17 @@ class Relay:
         record: filled with what was sent and when.
         limit_bytes: what may pile up for this client before it is cut off.
         tell_route: whether the answer names the instances that made it.
+
+    Attributes:
+        pieces: how often something was sent.
+        events: tokens of a stream among them, as far as they can be told apart.
+        bytes_out: body bytes sent. The record has these two from `settle` on.
+        on_cut: told that the client is too slow to be served.
     """
 
     __slots__ = (
         "_exchange", "_family", "_itl", "_last_s", "_limit_bytes", "_mark", "_metrics", "_pause", "_paused", "_record",
-        "_resume", "_tell_route", "on_cut", "pieces",
+        "_resume", "_tell_route", "bytes_out", "events", "on_cut", "pieces",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +66,7 @@ class Relay:
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
         self._paused = False
-        self.pieces = 0
+        self.pieces = self.events = self.bytes_out = 0
         self.on_cut: Callable[[RequestError], None] | None = None
 
     @property
@@ -89,7 +95,7 @@ class Relay:
             exchange.start(HTTPStatus.OK, self._stream_headers(), data)
             self._record.status = HTTPStatus.OK
         self.pieces += 1
-        self._record.bytes_out += len(data)
+        self.bytes_out += len(data)
         if token:
             self._token(now_s)
         if exchange.congested:
@@ -105,7 +111,7 @@ class Relay:
             self._exchange.start(HTTPStatus.OK, self._stream_headers(), b"")
             self._record.status = HTTPStatus.OK
         self.pieces += 1
-        self._record.bytes_out += len(data)
+        self.bytes_out += len(data)
         if token:
             self._token(now_s)
         self._exchange.end(data)
@@ -141,11 +147,16 @@ class Relay:
 
     # --- from the front door
 
+    def settle(self) -> None:
+        """Write into the record how much was sent."""
+        self._record.events, self._record.bytes_out = self.events, self.bytes_out
+
     def answer(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
         """Send a complete answer."""
         headers = (*self._common_headers(), (b"content-type", content_type))
         self._record.status = status
-        self._record.bytes_out = len(body)
+        self.bytes_out = len(body)
+        self.settle()
         self._exchange.respond(status, headers, body)
 
     def fail(self, error: RequestError) -> None:
@@ -157,19 +168,20 @@ class Relay:
             return
         elif exchange.started:
             event = self._family.error_event(error)
-            self._record.bytes_out += len(event)
+            self.bytes_out += len(event)
             exchange.break_off(event)
         else:
             body = self._family.error_body(error)
-            self._record.status, self._record.bytes_out = error.status, len(body)
+            self._record.status, self.bytes_out = error.status, len(body)
             exchange.respond(error.status, self._error_headers(error), body)
+        self.settle()
 
     # --- inside
 
     def _token(self, now_s: float) -> None:
         gap_s = now_s - self._last_s
         self._last_s = now_s
-        self._record.events += 1
+        self.events += 1
         if gap_s >= 0:
             self._itl.observe(gap_s)
         elif gap_s != gap_s:  # noqa: PLR0124  # nan: this is the first token

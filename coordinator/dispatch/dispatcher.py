@@ -116,6 +116,7 @@ class Dispatcher:
                     await self._attempts(flight)
         finally:
             relay.on_cut = None
+            relay.settle()
             self._leave(scope)
 
     def _running(self) -> tuple[asyncio.AbstractEventLoop, Waits]:

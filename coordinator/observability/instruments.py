@@ -4,6 +4,7 @@ Every relayed token is one observation, so cells are plain lists of numbers with
 loop's thread. The exposition format is made from them elsewhere, once per scrape.
 """
 
+import math
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,23 +49,39 @@ class CounterCell:
 
 
 class HistogramCell:
-    """One histogram: how many observations fell into each bucket, and their sum."""
+    """One histogram: how many observations fell into each bucket, and their sum.
 
-    __slots__ = ("_bounds", "_counts", "_sum_s")
+    Most observations fall into the bucket of the one before, so that one is asked first, and counted by itself.
+    """
+
+    __slots__ = ("_above_s", "_bounds", "_bucket", "_counts", "_in_bucket", "_sum_s", "_up_to_s")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum_s = 0.0
+        self._bucket = self._in_bucket = 0
+        self._above_s, self._up_to_s = math.inf, -math.inf  # nothing is in there
 
     def observe(self, value_s: float) -> None:
         """Take in one duration in seconds; a bucket holds its own upper bound, as Prometheus' `le` says."""
-        self._counts[bisect_left(self._bounds, value_s)] += 1
         self._sum_s += value_s
+        if self._above_s < value_s <= self._up_to_s:
+            self._in_bucket += 1
+        else:
+            self._change_to(bisect_left(self._bounds, value_s))
+
+    def _change_to(self, bucket: int) -> None:
+        self._counts[self._bucket] += self._in_bucket
+        self._bucket, self._in_bucket = bucket, 1
+        self._above_s = self._bounds[bucket - 1] if bucket else -math.inf
+        self._up_to_s = self._bounds[bucket] if bucket < len(self._bounds) else math.inf
 
     def values(self) -> list[float]:
         """Counts of the buckets, then the sum."""
-        return [*self._counts, self._sum_s]
+        values = [*self._counts, self._sum_s]
+        values[self._bucket] += self._in_bucket
+        return values
 
 
 CellT = TypeVar("CellT", bound=Cell)

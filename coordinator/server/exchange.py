@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 
 from coordinator.core.errors import RequestError
 from coordinator.server.hold import Hold, Wire
@@ -13,6 +13,9 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 _BODILESS = (204, 304)
 _JOIN_BYTES = 16384
 _LAST_CHUNK = b"0\r\n\r\n"
+_SIZED: Final = 2048
+_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(_SIZED)]
+_CRLF: Final = b"\r\n"
 
 HeaderList = Iterable[tuple[bytes, bytes]]
 
@@ -168,7 +171,8 @@ class Exchange:
             RuntimeError: the stream was not started.
         """
         if self._chunked and data:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            size = len(data)
+            self._transport.write((_SIZE_LINES[size] if size < _SIZED else b"%x\r\n" % size) + data + _CRLF)
         elif self._plain:
             self._transport.write(data)
         elif not self.started and not self.gone:

@@ -1,6 +1,6 @@
 """Reads one reply: bytes in, calls on a sink out; knows no socket."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -14,7 +14,7 @@ from .reply import ReplySink
 FIRST_FINAL = 200
 SWITCHING = 101
 NO_BODY = (204, 304)
-FRAMING_BYTES = 8  # around a chunk below 64 KiB, at most
+FRAMING_BYTES: Final = 8  # around a chunk below 64 KiB, at most
 
 
 class Known(NamedTuple):

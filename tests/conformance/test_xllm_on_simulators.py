@@ -229,7 +229,7 @@ async def test_decode_that_dies_fails_its_requests_and_comes_back():
 async def test_a_client_that_leaves_ends_the_request_at_decode(tokens_before):
     async with XllmWorld(timing=Timing(decode_ms=5)) as world:
         client = world.start(TEXT, tokens=2000, ignore_eos=True)
-        await until(lambda: client.record.events >= tokens_before)
+        await until(lambda: client.relay.events >= tokens_before)
         client.task.cancel()
         await world.ended(client)
         await world.leaves_nothing()
@@ -240,7 +240,7 @@ async def test_one_client_that_leaves_spares_the_others_of_a_batch():
     async with XllmWorld(timing=Timing(decode_ms=3)) as world:
         leaving = world.start(TEXT, tokens=500, ignore_eos=True)
         staying = [world.start(f"{TEXT} {number}", tokens=30) for number in range(5)]
-        await until(lambda: leaving.record.events > 2)
+        await until(lambda: leaving.relay.events > 2)
         leaving.task.cancel()
         await world.ended(leaving, *staying)
         assert all(well(client) for client in staying)

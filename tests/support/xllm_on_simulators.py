@@ -82,7 +82,7 @@ class XllmWorld(World):
         asked = request(path=path, body=body, stream=stream, **(deadlines or {}))
         client = Client(path, body, arrived_s=asked.arrived_s)
         client.record = RequestRecord(id=asked.id, api="openai", path=path)
-        relay = Relay(
+        client.relay = relay = Relay(
             client.exchange, BY_NAME["openai"], self.context.metrics.for_api("openai"), client.record,
             limit_bytes=1 << 20, tell_route=False,
         )  # fmt: skip

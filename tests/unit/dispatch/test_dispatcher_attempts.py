@@ -57,8 +57,10 @@ class TestOneAttempt:
         assert held(world.scheduler) == {"p0": (0, 1), "d0": (1, 0)}
         attempt.placement.decoding(1002.0)
         assert held(world.scheduler) == {"d0": (1, 0)}
+        attempt.out.piece(b"data: 1\n\n", 1002.5)
         started.task.cancel()
         assert await ended(started.task) == "cancelled"
+        assert (started.record.events, started.record.bytes_out) == (1, 9)
         assert attempt.cancelled
         assert held(world.scheduler) == {}
         assert world.dispatcher.live == 0

@@ -57,7 +57,7 @@ class Side:
     @property
     def account(self):
         record, relay = self.case.record, self.case.relay
-        return record.events, relay.pieces, record.bytes_out, record.ttft_s, observed(self.case.cells.itl)
+        return relay.events, relay.pieces, relay.bytes_out, record.ttft_s, observed(self.case.cells.itl)
 
 
 class Stream:
@@ -107,7 +107,7 @@ async def test_what_came_before_prefills_reply_goes_with_it():
     stream.sides[A].prefilled()
     assert len(stream.sides[A].case.client.writes) == 1
     assert stream.sides[A].body == b"".join(EVENTS[:4])
-    assert stream.sides[A].case.record.events == 4
+    assert stream.sides[A].case.relay.events == 4
 
 
 async def test_each_message_is_accounted_for_by_itself():

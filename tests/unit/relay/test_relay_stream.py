@@ -75,7 +75,7 @@ class TestHead:
         whole.relay.whole(b"{}", T0 + 1)
         failed.relay.fail(EngineFailed(Side.DECODE, "d0", "reset"))
         for case in (stream, broken, whole, failed):
-            assert case.record.bytes_out == len(case.client.body) > 0
+            assert case.relay.bytes_out == len(case.client.body) > 0
 
     def test_an_old_client_gets_no_chunks(self):
         case = Case(version="1.0")
@@ -155,6 +155,22 @@ class TestEnd:
         assert case.client.headers["content-type"] == "text/plain"
 
 
+class TestRecord:
+    @pytest.mark.parametrize("end", ["finish", "fail", "left"])
+    def test_it_has_what_was_sent_in_the_end(self, end):
+        case = Case()
+        case.relay.piece(ROLE, T0 + 0.1, token=False)
+        case.relay.piece(A, T0 + 0.2)
+        if end == "finish":
+            case.relay.finish(LAST, T0 + 0.3)
+        elif end == "fail":
+            case.relay.fail(EngineFailed(Side.DECODE, "d0", "reset"))
+        if end != "fail":  # which settles by itself, since it may be the last word
+            case.relay.settle()
+        assert case.record.events == (2 if end == "finish" else 1)
+        assert case.record.bytes_out == case.relay.bytes_out == len(case.client.body)
+
+
 class TestTimes:
     def test_streaming(self):
         case = Case()
@@ -166,7 +182,7 @@ class TestTimes:
         assert case.record.ttft_s == pytest.approx(0.4)
         assert observed(case.cells.ttft) == (1, pytest.approx(0.4))
         assert observed(case.cells.itl) == (3, pytest.approx(0.15))
-        assert case.record.events == 4
+        assert case.relay.events == 4
         assert case.relay.last_token_s == pytest.approx(T0 + 0.55)
 
     @pytest.mark.parametrize("last", [DONE, b""])
@@ -175,7 +191,7 @@ class TestTimes:
         case.relay.piece(A, T0 + 1)
         case.relay.piece(LAST, T0 + 2)
         case.relay.finish(last, T0 + 9, token=bool(last), after=LAST)
-        assert case.record.events == 2
+        assert case.relay.events == 2
         assert observed(case.cells.itl) == (1, pytest.approx(1.0))
 
     def test_not_streaming(self):
@@ -205,7 +221,7 @@ class TestTimes:
         case.relay.piece(A, T0 + 3)
         assert observed(case.cells.ttft) == (1, pytest.approx(2.0))
         count, sum_s = observed(case.cells.itl)
-        assert case.record.events == 3
+        assert case.relay.events == 3
         assert sum_s >= 0
         assert count <= 2
 

@@ -408,7 +408,7 @@ async def test_a_slow_client_slows_the_worker_down():
         async with asyncio.timeout(GUARD_S):
             await stands_still()
         first = sent
-        assert client.record.events < first, "not all that was sent was read"
+        assert client.relay.events < first, "not all that was sent was read"
         client.exchange.congested = False
         client.exchange.on_writable()
         await until(lambda: sent > first)
