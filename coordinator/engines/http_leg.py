@@ -201,7 +201,10 @@ class StreamLeg:
                     self._before, self._tail = self._tail, b""
             else:
                 self._before, self._tail = self._tail, data
-            self._out.piece(data, now_s, token=data[0] != COLON and data != DONE_EVENT)
+            if data[0] != COLON and data != DONE_EVENT:
+                self._out.piece(data, now_s)
+            else:
+                self._out.piece(data, now_s, token=False)
             return
         self._odd(data, now_s)
 

@@ -32,6 +32,7 @@ NOTHING = (b"", b"null")
 JOINED_BYTES = 65536  # msgspec's encoder takes half as much again for its buffer, and is not faster on long values
 ONE_GO_BYTES = 1 << 19  # msgspec takes 1 ms for it where it is slowest
 BLANKS_BYTES = 4096  # how far the first element of an array is looked for
+VIEWS_AT_ONCE = 512
 PART_BYTES = 4096  # shorter values are copied: TLS would make a record of each
 
 
@@ -98,7 +99,11 @@ def long_lists(request: IndexedRequest, names: Iterable[str], most: int) -> Gene
         start, end = request.spans.get(name, (0, 0))
         if end - start >= JOINED_BYTES and _LISTS.match(text, start, start + BLANKS_BYTES) is not None:
             view = memoryview(text)
-            found[name] = [Raw(view[at:to]) for at, to in (yield from elements(text, start, most))]
+            spans = yield from elements(text, start, most)
+            items_of = found[name] = []
+            for first in range(0, len(spans), VIEWS_AT_ONCE):
+                items_of += [Raw(view[at:to]) for at, to in spans[first : first + VIEWS_AT_ONCE]]
+                yield
     return found
 
 

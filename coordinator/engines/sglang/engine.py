@@ -1,7 +1,7 @@
 """The engine protocol `sglang`: which calls serve a request, and what is known of the instances."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from msgspec.structs import replace
 
@@ -39,6 +39,7 @@ HEALTH_PATH = "/health"
 MODELS_EVERY_S = 30.0
 OPTIONS = (KEY,)
 STALE_TRIES = 2
+ROOMS_AT_ONCE = 256
 KEEP_BYTES = 64 << 10
 KEEP_LOGPROBS_BYTES = 16 << 20
 
@@ -138,7 +139,7 @@ class SglangEngine:
             count = sequences_of(fields, listed, native=native)
         except TooManySequences as error:
             raise BadRequest(str(error)) from error
-        rooms = [room_of(int(self._ids.next())) for _ in range(count or 1)]
+        rooms = [room_of(int(self._ids.next()))] if count is None else await in_steps(self._rooms(count))
         prefill = placement.prefill
         body = with_rooms(fields, prefill.address.host, self._ports.of(prefill), rooms, batch=count is not None)
         wire_id = str(rooms[0])
@@ -151,6 +152,14 @@ class SglangEngine:
         elif not native and (not stream or wants_usage(fields.get("stream_options"))):
             joined = JoinedOut(out, stream=stream)
         await Pair(call, placement, out, joined, keep_bytes=keep_bytes).run(self._client, self._drains)
+
+    def _rooms(self, count: int) -> Generator[None, None, list[int]]:
+        """The rooms of a batch, which may take 15 ms, in steps."""
+        rooms: list[int] = []
+        while len(rooms) < count:
+            rooms += [room_of(int(self._ids.next())) for _ in range(min(ROOMS_AT_ONCE, count - len(rooms)))]
+            yield
+        return rooms
 
     async def _serve_whole(self, request: Request, placement: Placement, fields: Fields, out: Out) -> Outcome:
         """One instance does both, without the fields that would tie it to another one."""
