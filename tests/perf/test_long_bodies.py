@@ -6,7 +6,6 @@ thread, because the neighbours of a busy machine would stretch any other time.
 """
 
 import asyncio
-import gc
 import gzip
 import json
 import math
@@ -25,8 +24,8 @@ import uvloop
 
 from coordinator import config
 from coordinator.app import App
-from coordinator.parts import settle_memory
 
+pytestmark = pytest.mark.usefixtures("collector")
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 BODY_BYTES = 20 * MIB
@@ -46,16 +45,6 @@ ITEMS = {
 }
 KINDS = ("one string", "token ids", *ITEMS)
 CODINGS = ("plain", "chunked", "small chunks", "gzip")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def collector() -> Iterator[None]:
-    """The collector looks as seldom as in a coordinator, and not at what the tests have gathered."""
-    thresholds = gc.get_threshold()
-    settle_memory()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
 
 
 def body_of(kind: str, size: int, model: str = "m") -> bytes:

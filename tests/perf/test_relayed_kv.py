@@ -22,6 +22,7 @@ from coordinator.engines.disaggpb.budget import KvBudget, KvLimits
 from coordinator.engines.disaggpb.kv import KvBuffer, LayerCounts
 from coordinator.wire.disaggpb import varint
 
+pytestmark = pytest.mark.usefixtures("collector")
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 TOKENS = 1000
