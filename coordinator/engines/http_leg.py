@@ -194,19 +194,19 @@ class StreamLeg:
     def data(self, data: bytes, now_s: float) -> None:
         """Take body bytes; hot."""
         # `find` reads its arguments as a tuple, and `in` tries the needle as a number first: both take more time
-        if self._flowing and not data.partition(MAY_BE_ERROR)[1]:
-            if len(data) < SMALL_BYTES:
-                self._tail += data
-                if len(self._tail) > TAIL_BYTES:
-                    self._before, self._tail = self._tail, b""
-            else:
-                self._before, self._tail = self._tail, data
-            if data[0] != COLON and data != DONE_EVENT:
-                self._out.piece(data, now_s)
-            else:
-                self._out.piece(data, now_s, token=False)
+        if not self._flowing or data.partition(MAY_BE_ERROR)[1]:
+            self._odd(data, now_s)
             return
-        self._odd(data, now_s)
+        if len(data) < SMALL_BYTES:
+            self._tail += data
+            if len(self._tail) > TAIL_BYTES:
+                self._before, self._tail = self._tail, b""
+        else:
+            self._before, self._tail = self._tail, data
+        if data[0] != COLON and data != DONE_EVENT:
+            self._out.piece(data, now_s)
+        else:
+            self._out.piece(data, now_s, token=False)
 
     def _odd(self, data: bytes, now_s: float) -> None:
         """Take bytes that come before the first token, that may hold an error, or that are no stream."""
