@@ -193,8 +193,7 @@ class StreamLeg:
 
     def data(self, data: bytes, now_s: float) -> None:
         """Take body bytes; hot."""
-        # `find` reads its arguments as a tuple, and `in` tries the needle as a number first: both take more time
-        if not self._flowing or data.partition(MAY_BE_ERROR)[1]:
+        if not self._flowing or data.partition(MAY_BE_ERROR)[1]:  # in less time than `find` or `in`
             self._odd(data, now_s)
             return
         if len(data) < SMALL_BYTES:
