@@ -33,7 +33,7 @@ JOINED_BYTES = 65536  # msgspec's encoder takes half as much again for its buffe
 ONE_GO_BYTES = 1 << 19  # msgspec takes 1 ms for it where it is slowest
 BLANKS_BYTES = 4096  # how far the first element of an array is looked for
 VIEWS_AT_ONCE = 512
-PART_BYTES = 4096  # shorter values are copied: TLS would make a record of each
+PART_BYTES = 512  # shorter values are copied: TLS would make a record of each
 
 
 def read_fields(text: bytes | Raw) -> Fields:

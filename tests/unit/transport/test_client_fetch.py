@@ -9,6 +9,7 @@ import time
 import pytest
 from scripted_engine import GUARD_S, Engine, chunked, turns, whole
 
+from coordinator.core.body import LongBody
 from coordinator.transport import HttpClient, TransportError
 from coordinator.transport.peers import Peer, Peers
 
@@ -365,6 +366,11 @@ async def test_https_checks_the_certificate(certificate):
     for _ in range(3):
         reply = await trusting.fetch(engine.address, b"POST", "/", [], bytes(100_000), deadline_s=math.inf)
         assert reply.body == b"ok"
+    whole = bytes(range(256)) * 4000
+    body = LongBody([b"{", memoryview(whole)[:1000], b"," * 70_000, memoryview(whole), b"}"])
+    reply = await trusting.fetch(engine.address, b"POST", "/", [], body, deadline_s=math.inf)
+    assert reply.body == b"ok"
+    assert engine.requests[-1].endswith(bytes(body))
     assert len(engine.peers) == 1
     await trusting.aclose()
     assert trusting.open_connections == 0
