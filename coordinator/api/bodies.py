@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from coordinator.core.body import LongBody, RequestBody
 from coordinator.core.errors import BadRequest
-from coordinator.wire.json_edit import write_fields
+from coordinator.wire.json_edit import ONE_GO_BYTES, write_fields
 from coordinator.wire.json_scan import Spans, fields_of
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _NO_PARAMETERS = _Parameters()
 # The walk does not look into the strings that it skips. Above this size the second look, which builds the text once,
 # costs more than the round trip that it may save, and the engine refuses the body anyway.
 UTF8_CHECKED_BYTES = 1 << 20
-LONG_BYTES = 1 << 19  # about 1 ms for msgspec, where it is slowest
+LONG_BYTES = ONE_GO_BYTES
 _MOST_NAME_BYTES = 65536
 _SLICE_BYTES = 65536
 _COMMAS = b"," * _SLICE_BYTES
@@ -63,11 +63,6 @@ class Walked:
     spans: Spans | None = None
     changed: dict[str, Raw] = field(default_factory=dict)
     counted: list[tuple[Raw, int | None]] = field(default_factory=list)
-
-    @property
-    def long(self) -> bool:
-        """Whether even looking at every byte of it takes time that others should not wait for."""
-        return self.spans is not None
 
     @classmethod
     def indexed(cls, text: bytes, spans: Spans) -> Self:

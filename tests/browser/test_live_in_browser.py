@@ -182,7 +182,7 @@ class TestTable:
               }
               return took.sort((a, b) => a - b)[7];
             })()""")
-            assert took < 300, "milliseconds for one picture a second"
+            assert took < 150, "milliseconds for one picture a second"
             assert page.complaints == []
 
 

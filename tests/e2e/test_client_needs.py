@@ -246,7 +246,7 @@ async def test_503_is_cheap(lonely):
             await client.ask(CHAT.path, body)
             await client.rest()
             assert client.status == 503
-    assert lonely.metric("process_cpu_seconds_total") - before_s < 1.0
+    assert lonely.metric("process_cpu_seconds_total") - before_s < 0.6
 
 
 @pytest.mark.parametrize("dialect", [CHAT, CHAT_STREAM, BY_NAME["vllm-stream"]], ids=lambda dialect: dialect.name)

@@ -75,12 +75,12 @@ async def test_sums_after_known_traffic(start):
         count = metric("pd_coordinator_inter_token_latency_seconds_count", api=api)
         assert 9 * len(streams) <= count <= 10 * len(streams)  # an empty piece is no token of its own
         mean_s = metric("pd_coordinator_inter_token_latency_seconds_sum", api=api) / count
-        assert 0.008 < mean_s < 0.15
+        assert 0.008 < mean_s < 0.05
     duration_s = metric("pd_coordinator_request_duration_seconds_sum", api="triton")
-    assert 3 * 0.15 < duration_s < 3 * 2.5
+    assert 3 * 0.15 < duration_s < 3 * 0.8
     assert metric("pd_coordinator_request_duration_seconds_count", api="triton") == 3
     prefill_s = metric("pd_coordinator_stage_duration_seconds_sum", stage="prefill") / len(DIALECTS)
-    assert 0.1 < prefill_s < 1.0
+    assert 0.1 < prefill_s < 0.4
 
 
 async def test_time_to_first_token(start):

@@ -210,7 +210,7 @@ class TestWalkedBodies:
         walked.change("model", b'"m"')
         assert walked.written() == b'{"z":1,"a":"one","model":"m","b":[1, 2]}'
         assert bytes(walked.fields["model"]) == b'"m"'
-        assert not walked.long
+        assert walked.spans is None
 
     def test_of_equal_names_the_one_that_counts_is_changed(self):
         walked = indexed(b'{"model":"x","model":"y"}')

@@ -618,7 +618,7 @@ async def test_a_client_that_leaves_closes_both(world):
         await work
     for call in both(world):
         await call.left()
-    assert time.monotonic() - begun_s < 2
+    assert time.monotonic() - begun_s < 0.5
 
 
 @pytest.mark.parametrize("kind", ["stream", "whole", "logprobs"])
