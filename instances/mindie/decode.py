@@ -170,6 +170,12 @@ class Decode:
             decoding.preempt()
         self.dresult.flush()
 
+    def go_on(self) -> None:
+        """No `stall` holds the requests that are live."""
+        for decoding in self.live.values():
+            if decoding.go_on():
+                self.batch.join(decoding)
+
     def forget(self) -> None:
         """Lose all requests; nothing is told to anybody."""
         self.live.clear()

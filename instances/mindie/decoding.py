@@ -27,6 +27,7 @@ class Decoding:
         self._family = family
         self._stream: ResultStream | None = None
         self._opened = False
+        self._stalled = self._went_on = False
         self._joined = b""
         self._last_s = time.monotonic()
 
@@ -34,6 +35,12 @@ class Decoding:
         """Decoding starts: from now on everything goes to this stream."""
         self._stream = stream
         self._last_s = time.monotonic()
+
+    def go_on(self) -> bool:
+        """No stall holds it any more; whether it stood in one, so that it has to join the batch again."""
+        stood, self._stalled = self._stalled, False
+        self._went_on = True
+        return stood
 
     def step(self) -> bool:
         """Make one token; False when there is nothing more to do."""
@@ -72,7 +79,8 @@ class Decoding:
         if (fault := chosen.at("decode_crash", tokens)) is not None:
             self._owner.instance.crash(fault.number(0) if fault.value else None)
             return True
-        if chosen.at("stall", tokens) is not None:
+        if chosen.at("stall", tokens) is not None and not self._went_on:
+            self._stalled = True
             return True
         stream = self._stream
         for name in LINK_FAULTS:

@@ -106,10 +106,12 @@ class MindieEngine:
         }
 
     def act(self, name: str, value: str) -> None:
-        """dresult_end, dresult_close, dresult_fin, dresult_reset, silence (seconds), preempt."""
+        """dresult_end, dresult_close, dresult_fin, dresult_reset, silence (seconds), preempt, go_on."""
         stream = self.decode.dresult.current
         if name == "preempt":
             self.decode.preempt_all()
+        elif name == "go_on":
+            self.decode.go_on()
         elif name in (*LINK_FAULTS, "silence") and stream is None:
             raise ValueError("no /dresult stream is open")
         elif name in LINK_FAULTS and stream is not None:

@@ -41,6 +41,11 @@ class Cluster:
         """The only prefill instance, or the first one."""
         return self.of("prefill")[0]
 
+    def go_on(self) -> None:
+        """Streams that are HELD run to their ends."""
+        for instance in self.of("decode"):
+            instance.act("go_on")
+
     def kv_blocks(self) -> list[int]:
         """KV blocks held, by instance."""
         return [instance.kv_blocks() for instance in self.instances]

@@ -12,11 +12,10 @@ from dialects import CHAT, CHAT_STREAM
 from dns_server import Dns
 from kubernetes_api import KubernetesApi, changed, pod, terminating, write_kubeconfig
 from raw_client import ask, eventually
-from traffic import open_streams
+from traffic import HELD, open_streams
 
 pytestmark = pytest.mark.xdist_group("discovery")
 PAIR = [{"role": "prefill"}, {"role": "decode"}]
-SLOW = "[[fault:slow=0.05]] [[length:30]]"
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 
@@ -57,12 +56,13 @@ async def test_files(start, tmp_path, workers):
     await eventually(coordinator.ready, "instances of the file serve", 30)
     assert await served(coordinator) == ("p0", "d0")
 
-    prompts = [f"Story {number} {SLOW}" for number in range(4)]
+    prompts = [f"Story {number} {HELD}" for number in range(4)]
     streams = await open_streams(coordinator.port, CHAT_STREAM, prompts)
     replace(path, [row(p1, "p1"), row(d1, "d1")])
     await eventually(lambda: coordinator.states().get("d1") == "ready", "the new ones are ready", 10)
     assert coordinator.states()["d0"] == "draining"
     assert await served(coordinator) == ("p1", "d1")
+    d0.act("go_on")
     for prompt, stream in zip(prompts, streams, strict=True):
         assert CHAT_STREAM.text(await stream.rest(), prompt)  # those that ran there went on to their ends
         await stream.leave()
@@ -132,13 +132,14 @@ async def test_kubernetes(start, tmp_path, workers):
         assert coordinator.states() == {"p0": "ready", "d0": "ready"}
         assert await served(coordinator) == ("p0", "d0")
 
-        streams = await open_streams(coordinator.port, CHAT_STREAM, [f"Story {SLOW}"])
+        streams = await open_streams(coordinator.port, CHAT_STREAM, [f"Story {HELD}"])
         api.put(pod_of(d1, "d1"))
         api.put(terminating(pod_of(d0, "d0")))
         await eventually(lambda: coordinator.states().get("d1") == "ready", "a pod that became ready serves", 10)
         assert coordinator.states()["d0"] == "draining"  # from the moment on that its end begins
         assert await served(coordinator) == ("p0", "d1")
-        assert CHAT_STREAM.text(await streams[0].rest(), f"Story {SLOW}")
+        d0.act("go_on")
+        assert CHAT_STREAM.text(await streams[0].rest(), f"Story {HELD}")
         await streams[0].leave()
         await eventually(lambda: coordinator.states().keys() == {"p0", "d1"}, "it went once it was idle", 10)
         api.delete("Pod", "d0")

@@ -7,17 +7,16 @@ import pytest
 from dialects import CHAT, CHAT_STREAM, events
 from processes import call
 from raw_client import Client, eventually
-from traffic import open_streams
+from traffic import HELD, open_streams
 
 pytestmark = pytest.mark.xdist_group("drain")
-SLOW = "[[fault:slow=0.04]] [[length:25]]"  # a second
 ENDLESS = "[[fault:stall@4]]"
 
 
 async def test_streams_end_and_new_requests_are_sent_away(start):
     cluster = start.cluster(timeouts={"drain_s": 10})
     coordinator = cluster.coordinator
-    prompts = [f"Story {number} {SLOW}" for number in range(6)]
+    prompts = [f"Story {number} {HELD}" for number in range(6)]
     async with await Client.connect(cluster.port) as waiting:  # an idle connection that was there before
         await waiting.ask("/health")
         await waiting.rest()
@@ -28,6 +27,7 @@ async def test_streams_end_and_new_requests_are_sent_away(start):
         assert (status, b"shutting down" in body) == (503, True)
         assert call(coordinator.management_port, "/v1/health")[0] == 200
         await sent_away(cluster.port, waiting)
+    cluster.go_on()
     for prompt, stream in zip(prompts, streams, strict=True):
         assert CHAT_STREAM.text(await stream.rest(), prompt)
         assert stream.complete

@@ -12,7 +12,7 @@ from huggingface_hub import InferenceClient
 from openai import OpenAI
 from processes import HOST, call, call_json, until
 from raw_client import Client, ask, eventually
-from traffic import open_streams
+from traffic import HELD, open_streams
 
 pytestmark = pytest.mark.xdist_group("keys")
 
@@ -124,7 +124,7 @@ def test_requests_of_a_minute(keyed, keys):
 
 async def test_requests_in_flight(keyed, keys):
     (key, _) = keys["one"]
-    prompt = "Story [[fault:slow=0.05]] [[length:40]]"
+    prompt = f"Story {HELD}"
     async with await Client.connect(keyed.port) as client:
         await client.send(request_with_key(CHAT_STREAM.path, CHAT_STREAM.body(prompt), key))
         assert await client.head() == 200
@@ -179,7 +179,7 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
 
     assert [status(name) for name in ("a", "b", "ops")] == [200, 200, 401]
     async with await Client.connect(port) as client:
-        body = CHAT_STREAM.body("Story [[fault:slow=0.05]] [[length:30]]")
+        body = CHAT_STREAM.body(f"Story {HELD}")
         await client.send(request_with_key(CHAT_STREAM.path, body, keys["a"][0]))
         assert await client.head() == 200
 
@@ -192,6 +192,7 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
         coordinator.write_config(cluster.config | {"auth": auth(keys, "b")})
         coordinator.signal(signal.SIGHUP)
         await eventually(lambda: [status("a"), status("b"), status("ops")] == [401, 200, 401], "the reload counts")
+        cluster.go_on()
         await client.rest()
         assert client.complete  # what ran with a key that is gone has ended in order
 

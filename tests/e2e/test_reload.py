@@ -10,7 +10,7 @@ from clusters import cluster_config
 from dialects import CHAT, CHAT_STREAM
 from processes import call
 from raw_client import ask, eventually
-from traffic import open_streams
+from traffic import HELD, open_streams
 
 pytestmark = pytest.mark.xdist_group("reload")
 
@@ -26,7 +26,7 @@ async def test_instances_come_and_go(start):
     await eventually(lambda: coordinator.states() == four, "the new ones are ready", 5)
     assert d0.state()["dresult"]["opened"] == 1  # what was there was left alone
 
-    prompts = [f"Story {number} [[fault:slow=0.04]] [[length:20]]" for number in range(8)]
+    prompts = [f"Story {number} {HELD}" for number in range(8)]
     streams = await open_streams(cluster.port, CHAT_STREAM, prompts)
     assert d0.state()["decoding"]
     coordinator.write_config(without_first_pair(cluster_config([p0, d0, p1, d1], {})))
@@ -37,6 +37,8 @@ async def test_instances_come_and_go(start):
         reply = await ask(cluster.port, CHAT.path, CHAT.body(f"Question {number}"))
         assert (reply.header("x-pd-prefill"), reply.header("x-pd-decode")) == ("p1", "d1")
     assert d0.state()["accepted"] == before
+    for decode in (d0, d1):
+        decode.act("go_on")
     for prompt, stream in zip(prompts, streams, strict=True):
         assert CHAT_STREAM.text(await stream.rest(), prompt)  # those that ran there were not hurt
         await stream.leave()
@@ -65,7 +67,7 @@ def without_first_pair(config: dict) -> dict:
 async def test_a_bad_file_changes_nothing_and_the_next_good_one_counts(start, bad: str, words: str):
     cluster = start.cluster()
     coordinator = cluster.coordinator
-    (stream,) = await open_streams(cluster.port, CHAT_STREAM, ["Story [[fault:slow=0.05]] [[length:20]]"])
+    (stream,) = await open_streams(cluster.port, CHAT_STREAM, [f"Story {HELD}"])
     for _ in range(3):
         before = coordinator.metric("pd_coordinator_config_reloads_total", result="invalid")
         coordinator.write_config(bad)
@@ -83,6 +85,7 @@ async def test_a_bad_file_changes_nothing_and_the_next_good_one_counts(start, ba
     coordinator.signal(signal.SIGHUP)
     await eventually(lambda: coordinator.metric("pd_coordinator_config_reloads_total", result="ok") == 1, "it counts")
     assert cluster.decode.state()["dresult"]["opened"] == 1
+    cluster.go_on()
     assert CHAT_STREAM.text(await stream.rest(), "")
     await stream.leave()
 
@@ -92,7 +95,7 @@ async def test_everything_but_addresses_is_taken_while_streams_run(start, worker
     server = {"workers": workers, "port": 0, "management_port": 0, "route_headers": True}
     cluster = start.cluster(server=server)
     coordinator = cluster.coordinator
-    prompts = [f"Story {number} [[fault:slow=0.05]] [[length:30]]" for number in range(8)]
+    prompts = [f"Story {number} {HELD}" for number in range(8)]
     streams = await open_streams(cluster.port, CHAT_STREAM, prompts)
 
     changed = {
@@ -120,6 +123,7 @@ async def test_everything_but_addresses_is_taken_while_streams_run(start, worker
         assert reply.status == 200
         assert not [name for name, _ in reply.headers if name.lower().startswith("x-pd-")]
 
+    cluster.go_on()
     for prompt, stream in zip(prompts, streams, strict=True):
         assert CHAT_STREAM.text(await stream.rest(), prompt)
         await stream.leave()

@@ -20,6 +20,7 @@ from openai import OpenAI
 from processes import HOST, call, call_json, until
 from raw_client import eventually
 from tls_front import TlsFront
+from traffic import HELD
 
 from coordinator.cli import main
 
@@ -144,7 +145,7 @@ async def test_certificates_change_while_we_run(start, authority, tmp_path, work
     coordinator, port = cluster.coordinator, cluster.port
 
     reader, writer = await asyncio.open_connection(HOST, port, ssl=old.trust(), server_hostname="localhost")
-    body = json.dumps(CHAT_STREAM.body("Story [[fault:slow=0.05]] [[length:40]]")).encode()
+    body = json.dumps(CHAT_STREAM.body(f"Story {HELD}")).encode()
     head = f"POST {CHAT_STREAM.path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await reader.readuntil(b"\r\n\r\n")
@@ -153,6 +154,7 @@ async def test_certificates_change_while_we_run(start, authority, tmp_path, work
     new.issue("server")
     await eventually(lambda: not refused(port, new.trust()), "the new certificate is used")
     await eventually(lambda: refused(port, old.trust()) and refused(port, old.trust()), "in all processes")
+    cluster.go_on()
     rest = await reader.readuntil(b"0\r\n\r\n")  # what had begun goes on to its end
     assert b"[DONE]" in rest
     writer.close()

@@ -13,11 +13,10 @@ import pytest
 from dialects import CHAT, CHAT_STREAM, DIALECTS, events
 from processes import HOST, Coordinator, call, until
 from raw_client import Client, ask, eventually
-from traffic import open_streams
+from traffic import HELD, open_streams
 
 pytestmark = pytest.mark.xdist_group("workers")
 TWO = {"workers": 2, "port": 0, "management_port": 0, "route_headers": True}
-SLOW = "[[fault:slow=0.04]] [[length:25]]"  # a second
 ENDLESS = "[[fault:stall@4]]"
 
 
@@ -128,7 +127,7 @@ async def test_a_killed_worker_loses_its_own_requests_only(cluster):
     assert before.status == 200
     counted = coordinator.metric("pd_coordinator_requests_total", outcome="ok")
     assert counted == 1
-    prompts = [f"Story {number} {SLOW}" for number in range(20)]
+    prompts = [f"Story {number} {HELD}" for number in range(20)]
     shares = await streams_on_both(coordinator, prompts)
     assert coordinator.metric("pd_coordinator_requests_in_flight") == sum(map(len, shares.values()))
     victim, survivor = shares
@@ -137,6 +136,7 @@ async def test_a_killed_worker_loses_its_own_requests_only(cluster):
         await stream.rest()
         assert not stream.complete
     await eventually(lambda: both_listen(coordinator), "its successor serves", 2 + lateness())
+    cluster.go_on()
     for stream in shares[survivor]:
         await stream.rest()
         assert stream.complete
@@ -188,11 +188,12 @@ async def test_a_worker_that_hangs_is_replaced(cluster):
 
 async def test_a_worker_that_is_told_to_end_ends_well(cluster):
     coordinator = cluster.coordinator
-    shares = await streams_on_both(coordinator, [f"Story {number} {SLOW}" for number in range(12)])
+    shares = await streams_on_both(coordinator, [f"Story {number} {HELD}" for number in range(12)])
     told = next(iter(shares))
     os.kill(told, signal.SIGTERM)
     for _ in range(10):  # its share of new connections goes to the other
         assert (await ask(cluster.port, CHAT.path, CHAT.body("Hello"))).status == 200
+    cluster.go_on()
     for stream in [stream for share in shares.values() for stream in share]:
         await stream.rest()
         assert stream.complete
@@ -204,10 +205,11 @@ async def test_a_worker_that_is_told_to_end_ends_well(cluster):
 
 async def test_all_streams_end_before_the_end(cluster):
     coordinator = cluster.coordinator
-    shares = await streams_on_both(coordinator, [f"Story {number} {SLOW}" for number in range(12)])
+    shares = await streams_on_both(coordinator, [f"Story {number} {HELD}" for number in range(12)])
     pids = workers_of(coordinator)
     coordinator.signal(signal.SIGTERM)
     await eventually(lambda: not coordinator.ready(), "not ready at once", 1)
+    cluster.go_on()
     for stream in [stream for share in shares.values() for stream in share]:
         await stream.rest()
         assert stream.complete
@@ -221,9 +223,10 @@ async def test_all_streams_end_before_the_end(cluster):
 async def test_a_signal_that_reaches_every_process(cluster, number):
     """A terminal, or a service manager, tells all of them at once."""
     coordinator = cluster.coordinator
-    shares = await streams_on_both(coordinator, [f"Story {count} {SLOW}" for count in range(12)])
+    shares = await streams_on_both(coordinator, [f"Story {count} {HELD}" for count in range(12)])
     for pid in (*workers_of(coordinator), coordinator.pid):
         os.kill(pid, number)
+    cluster.go_on()
     for stream in [stream for share in shares.values() for stream in share]:
         await stream.rest()
         assert stream.complete
@@ -292,9 +295,10 @@ async def test_the_file_is_read_again(cluster):
 
 async def test_an_instance_goes_when_its_last_request_has_ended(cluster):
     coordinator = cluster.coordinator
-    streams = await open_streams(cluster.port, CHAT_STREAM, [f"Story {number} {SLOW}" for number in range(8)])
+    streams = await open_streams(cluster.port, CHAT_STREAM, [f"Story {number} {HELD}" for number in range(8)])
     assert call(coordinator.management_port, "/v1/instances/d1", method="DELETE")[0] == 202
     assert coordinator.states()["d1"] == "draining"
+    cluster.go_on()
     for stream in streams:
         await stream.rest()
         assert stream.complete

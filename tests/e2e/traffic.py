@@ -12,6 +12,7 @@ from raw_client import Client, ask
 
 THINGS = ("sea", "wind", "forest", "school", "market", "island", "winter", "morning")
 LIMIT = 24
+HELD = "[[fault:stall@4]] [[length:25]]"  # goes on when the cluster is told
 
 
 def prompt_of(thing: str) -> str:

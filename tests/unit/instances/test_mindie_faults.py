@@ -171,6 +171,24 @@ async def test_a_stalled_request_stays_alive_until_it_is_stopped():
         assert await fleet.kv_empty(0)
 
 
+async def test_stalled_requests_go_on_when_told():
+    async with cluster() as (fleet, prefill, decode, link):
+        _, stands = await started(prefill, decode, "stall@3")
+        assert [(await link.event())[1] for _ in range(2)] == ["data", "data"]
+        _, is_not_there_yet = await started(prefill, decode, "stall@7")
+        await post(decode, "/sim/act", {"do": "go_on"})
+        ends = 0
+        while ends < 4:  # two of each
+            req_id, prefix, _ = await link.event()
+            assert req_id in (stands, is_not_there_yet)
+            ends += prefix == "lastData"
+        assert await fleet.kv_empty()
+        _, later = await started(prefill, decode, "stall@3")
+        assert [(await link.event())[1] for _ in range(2)] == ["data", "data"]
+        assert not await fleet.kv_empty(0.05)
+        assert (await post(decode, "/v2/models/sim-model/stopInfer", {"id": later})).status == 200
+
+
 async def test_a_slow_request_holds_up_nobody_else():
     async with cluster() as (_, prefill, decode, link):
         _, slow = await started(prefill, decode, "slow=0.03")
