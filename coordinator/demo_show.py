@@ -7,6 +7,7 @@ import sys
 import time
 
 from coordinator.transport.errors import TransportError
+from coordinator.transport.sink import ReplySink
 
 TEXT_ONLY = ("microserving",)
 """Engines whose chat needs a model's tokenizer, which a simulated one has not."""
@@ -20,7 +21,7 @@ def shown_request(engine: str, model: str, prompt: str, tokens: int) -> tuple[st
     return "/v1/chat/completions", json.dumps({**asked, "messages": [{"role": "user", "content": prompt}]}).encode()
 
 
-class Printer:
+class Printer(ReplySink):
     """Prints the text of a stream of chat or of completions, and remembers when it came."""
 
     def __init__(self) -> None:

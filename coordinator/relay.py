@@ -9,6 +9,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from coordinator.core.errors import EngineRefused, InvalidKey, RequestError, SlowClient, WrongMethod
+from coordinator.core.out import Out
 from coordinator.core.ports import ApiFamily
 from coordinator.core.request import Headers
 from coordinator.observability.access import RequestRecord
@@ -21,7 +22,7 @@ CHALLENGE = (b"www-authenticate", b'Bearer realm="pd-coordinator"')  # RFC 9110 
 SAY_AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class Relay:
+class Relay(Out):
     """Implements core.ports.Out for one request of one client.
 
     Args:

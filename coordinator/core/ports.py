@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from .errors import EngineFailed, RequestError
-from .gather import Gatherer
 from .instance import Instance, Role
+from .out import Out
 from .request import Ask, Request
 from .view import ClusterView
 
@@ -40,46 +40,6 @@ class Answer:
 
 Outcome = Completed | Resume
 COMPLETED = Completed()
-
-
-class Out(Gatherer, Protocol):
-    """Where an engine puts the answer of one request; the relay implements it, a list does in tests.
-
-    All calls are synchronous and cheap; none blocks and none raises for a client that has left (the request's task is
-    cancelled instead).
-    """
-
-    @property
-    def started(self) -> bool:
-        """Whether anything was sent to the client: from then on nothing can be retried."""
-        ...
-
-    def piece(self, data: bytes, now_s: float, *, token: bool = True) -> None:
-        """Send stream bytes as they are. `now_s`: monotonic time of arrival. `token`: counts for TTFT and ITL."""
-        ...
-
-    def finish(self, data: bytes, now_s: float, *, token: bool = True, after: bytes = b"") -> None:
-        """Send the last stream bytes, what the family's streams end with if it is not there yet, and the end.
-
-        `after`: the stream's bytes before `data`, as far back as the caller knows them.
-        """
-        ...
-
-    def only_opens(self, data: bytes) -> bool:
-        """Whether a stream piece only opens the stream (a role without content), by the family's rules."""
-        ...
-
-    def ends(self, data: bytes) -> bool:
-        """Whether `data`, the last bytes of a stream, holds the family's own sign of a whole answer."""
-        ...
-
-    def paced_by(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Give the relay the means to slow this request's own source down while the client is slow."""
-        ...
-
-    def whole(self, body: bytes, now_s: float, content_type: bytes = b"application/json") -> None:
-        """Send a complete answer that is not a stream."""
-        ...
 
 
 class Stages(Protocol):

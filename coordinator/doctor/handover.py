@@ -12,6 +12,7 @@ from coordinator.api.openai import OpenAi
 from coordinator.core.abilities import Examiner, Verdict
 from coordinator.core.errors import NoInstance, RequestError
 from coordinator.core.instance import Instance
+from coordinator.core.out import Out
 from coordinator.core.ports import Completed, EngineProtocol
 from coordinator.core.request import Deadlines, Request
 from coordinator.core.view import ClusterView
@@ -43,16 +44,21 @@ class Pair:
         return self.prefill.id if self.prefill is self.decode else f"{self.prefill.id} -> {self.decode.id}"
 
 
-class Collected:
-    """Takes an answer (core.ports.Out)."""
+class Collected(Out):
+    """Takes an answer."""
 
     def __init__(self) -> None:
         self.body = b""
-        self.started = False
+        self._started = False
+
+    @property
+    def started(self) -> bool:
+        """Whether anything has come."""
+        return self._started
 
     def piece(self, data: bytes, now_s: float, *, token: bool = True) -> None:  # noqa: ARG002
         """Keep it."""
-        self.started = True
+        self._started = True
         self.body += data
 
     def finish(self, data: bytes, now_s: float, *, token: bool = True, after: bytes = b"") -> None:  # noqa: ARG002

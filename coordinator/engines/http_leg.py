@@ -8,12 +8,14 @@ from typing import Final
 
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance, Role
-from coordinator.core.ports import COMPLETED, Completed, Out, Stages
+from coordinator.core.out import Out
+from coordinator.core.ports import Stages
 from coordinator.core.request import Headers, Request
 from coordinator.engines.whole_answer import MAX_BYTES, WholeAnswer, error_in
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.request import GivenHeaders
+from coordinator.transport.sink import ReplySink
 from coordinator.transport.stream import Stream
 from coordinator.wire.events import MAY_BE_ERROR, ErrorEvent, find_error, is_whole
 from coordinator.wire.refusal import message_of
@@ -51,40 +53,6 @@ def refusal(instance: Instance, status: int, headers: Headers, body: bytes) -> R
 def _retry_after_s(headers: Headers) -> int | None:
     value = next((v for name, v in headers if name == b"retry-after"), b"")
     return min(int(value), MAX_RETRY_AFTER_S) if value.isdigit() else None
-
-
-async def relay_plain(
-    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
-) -> Completed:
-    """Send the client's own request to one instance and its answer back as it comes, byte for byte.
-
-    Raises:
-        RequestError: refusals, failures, and an answer that is not whole.
-    """
-    try:
-        if request.ask.stream:
-            leg = StreamLeg(instance, stages, out, untyped=request.api == UNTYPED)
-            await run_stream(client, request, headers, leg)
-        else:
-            await _relay_whole(client, request, headers, instance, stages, out)
-    except TransportError as error:
-        raise failed(instance, error) from error
-    return COMPLETED
-
-
-async def _relay_whole(
-    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
-) -> None:
-    reply = await client.fetch(
-        instance.address, b"POST", request.target, headers, request.body, deadline_s=request.deadlines.finished_s
-    )
-    now_s = time.monotonic()
-    if reply.status != 200:
-        raise refusal(instance, reply.status, reply.headers, reply.body)
-    check_whole(instance, reply.body)
-    stages.prefilled(now_s)
-    stages.decoding(now_s)
-    out.whole(reply.body, now_s, reply.header(b"content-type") or b"application/json")
 
 
 def check_whole(instance: Instance, body: bytes) -> None:
@@ -133,7 +101,7 @@ async def run_stream(
         part(stream)
 
 
-class StreamLeg:
+class StreamLeg(ReplySink):
     """The sink of one instance's streamed answer: bytes go from the socket's callback straight to the client.
 
     An error event of the engine is not passed on: the request fails with what it says, and the client is told once.

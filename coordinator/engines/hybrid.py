@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from coordinator.config.errors import OptionError
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.out import Out
+from coordinator.core.ports import Answer, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive, takes_key

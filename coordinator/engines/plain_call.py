@@ -1,12 +1,17 @@
 """Requests and calls that one instance does alone: they go to it as they are, and so does its answer to the client."""
 
+import time
+
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Answer, Out, Outcome, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Answer, Completed, Outcome, Placement, Stages
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.http_leg import UNTYPED, StreamLeg, check_whole, failed, refusal, run_stream
+from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
+from coordinator.transport.request import GivenHeaders
 
 
 async def serve_alone(
@@ -22,6 +27,40 @@ async def serve_alone(
     wire_id = context.ids.next()
     placement.prefill_sent(wire_id)
     return await relay_plain(context.client, request, engine_headers(request, wire_id), instance, placement, out)
+
+
+async def relay_plain(
+    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
+) -> Completed:
+    """Send the client's own request to one instance and its answer back as it comes, byte for byte.
+
+    Raises:
+        RequestError: refusals, failures, and an answer that is not whole.
+    """
+    try:
+        if request.ask.stream:
+            leg = StreamLeg(instance, stages, out, untyped=request.api == UNTYPED)
+            await run_stream(client, request, headers, leg)
+        else:
+            await _relay_whole(client, request, headers, instance, stages, out)
+    except TransportError as error:
+        raise failed(instance, error) from error
+    return COMPLETED
+
+
+async def _relay_whole(
+    client: HttpClient, request: Request, headers: GivenHeaders, instance: Instance, stages: Stages, out: Out
+) -> None:
+    reply = await client.fetch(
+        instance.address, b"POST", request.target, headers, request.body, deadline_s=request.deadlines.finished_s
+    )
+    now_s = time.monotonic()
+    if reply.status != 200:
+        raise refusal(instance, reply.status, reply.headers, reply.body)
+    check_whole(instance, reply.body)
+    stages.prefilled(now_s)
+    stages.decoding(now_s)
+    out.whole(reply.body, now_s, reply.header(b"content-type") or b"application/json")
 
 
 async def pass_through(context: EngineContext, request: Request, instance: Instance) -> Answer:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from coordinator.api.writers import LENGTH, STOP, STOP_STRING, Delta, TokenLogprob, Usage, Writer
-from coordinator.core.ports import Out
+from coordinator.core.out import Out
 from coordinator.engines.token_prompts import TokenRequest
 from coordinator.tokens import Detokenizer, StopWatch, Tokenizer
 

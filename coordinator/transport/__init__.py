@@ -3,7 +3,8 @@
 from .client import HttpClient
 from .errors import Reason, TransportError
 from .link import Link, LinkReader, open_link
-from .reply import Reply, ReplySink
+from .reply import Reply
+from .sink import ReplySink
 from .stream import Stream
 
 __all__ = [

@@ -13,9 +13,10 @@ from .connection import Connection
 from .errors import KEY_REFUSED, TransportError, key_refused
 from .peers import Peers
 from .pool import Pool
-from .reply import Reply, ReplySink
+from .reply import Reply
 from .request import Call, GivenHeaders, encode_call
 from .resolve import Resolver
+from .sink import ReplySink
 from .stream import SecondChance, Stream, WithKey
 from .unary import FutureReply
 

@@ -15,8 +15,8 @@ from coordinator.wire.head_memory import HeadMemory
 
 from .errors import TransportError, loss_error
 from .reader import Known, ReplyReader
-from .reply import ReplySink
 from .request import Call
+from .sink import ReplySink
 
 STALE_S = 0.5
 SLICE_BYTES = 262144

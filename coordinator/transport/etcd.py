@@ -17,6 +17,7 @@ from coordinator.core.instance import Address
 from .client import HttpClient
 from .errors import TransportError
 from .reply import Headers
+from .sink import ReplySink
 from .stream import Stream
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class EtcdClient:
         return _read(reply.body, kind, path)
 
 
-class Watch:
+class Watch(ReplySink):
     """The sink of a watch's endless answer: one JSON document per line.
 
     Attributes:
@@ -211,13 +212,13 @@ class Watch:
         self.ended.cancel()
 
     def head(self, status: int, headers: Headers) -> None:  # noqa: ARG002
-        """See transport.reply.ReplySink."""
+        """See transport.sink.ReplySink."""
         self._status = status
         if status != OK:
             self._fail(EtcdError(f"watch: status {status}"))
 
     def data(self, data: bytes, now_s: float) -> None:  # noqa: ARG002
-        """See transport.reply.ReplySink."""
+        """See transport.sink.ReplySink."""
         if self.ended.done():
             return
         self._buffer += data
@@ -230,11 +231,11 @@ class Watch:
             self._fail(EtcdError("a line of the watch is too long"))
 
     def end(self, now_s: float) -> None:  # noqa: ARG002
-        """See transport.reply.ReplySink."""
+        """See transport.sink.ReplySink."""
         self._fail(EtcdError("the watch was closed"))
 
     def lost(self, error: TransportError) -> None:
-        """See transport.reply.ReplySink."""
+        """See transport.sink.ReplySink."""
         self._fail(EtcdError(str(error)))
 
     def _line(self, line: bytes) -> None:

@@ -3,6 +3,7 @@
 from .errors import TransportError
 from .reader import ReplyReader
 from .reply import Headers
+from .sink import ReplySink
 
 OK = 200
 MAX_HEAD_BYTES = 65536
@@ -10,7 +11,7 @@ MAX_REFUSAL_BYTES = 4096
 HEAD_END = b"\r\n\r\n"
 
 
-class Opening:
+class Opening(ReplySink):
     """Reads up to the end of the head and no byte further, since the rest is wanted as it is on the wire.
 
     Attributes:

@@ -5,16 +5,19 @@ from typing import Final, NamedTuple
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from coordinator.core.gather import Gatherer
+from coordinator.wire.chunked import CR, LF, size_lines
 from coordinator.wire.head_memory import HeadMemory
 
 from .errors import TransportError
 from .expand import IDENTITY, Expander, ExpansionError
-from .reply import ReplySink
+from .framing import framing_of
+from .sink import ReplySink
 
 FIRST_FINAL = 200
 SWITCHING = 101
-NO_BODY = (204, 304)
 FRAMING_BYTES: Final = 8  # around a chunk below 64 KiB, at most
+END_OF_HEAD = b"\r\n\r\n"
+SIZE_LINES: Final = size_lines(1024)  # of usual tokens
 
 
 class Known(NamedTuple):
@@ -27,7 +30,8 @@ class Known(NamedTuple):
 class ReplyReader:
     """The reply to one request, while it is read. `end` and `lost` of the sink are the caller's to call.
 
-    A head that is known, and the body behind it, are read without a parser.
+    What is known beforehand is read without a parser: a head that came before and the body behind it, and a read that
+    is one small chunk, as those of streams usually are.
 
     Args:
         last: the connection's memory of heads; None: it has none.
@@ -45,28 +49,10 @@ class ReplyReader:
     """
 
     __slots__ = (
-        "_bodiless",
-        "_expander",
-        "_headers",
-        "_last",
-        "_left",
-        "_max_head_bytes",
-        "_now_s",
-        "_parser",
-        "_plain",
-        "_quiet_bytes",
-        "_status",
-        "_straight",
-        "complete",
-        "fault",
-        "gatherer",
-        "holding",
-        "in_step",
-        "keeps_open",
-        "sink",
-        "until_close",
-        "untouched",
-    )
+        "_bodiless", "_chunked", "_even", "_expander", "_headers", "_last", "_left", "_max_head_bytes", "_now_s",
+        "_parser", "_plain", "_quiet_bytes", "_status", "_straight", "complete", "fault", "gatherer", "holding",
+        "in_step", "keeps_open", "sink", "until_close", "untouched",
+    )  # fmt: skip
 
     def __init__(
         self, sink: ReplySink, *, bodiless: bool, max_head_bytes: int, last: HeadMemory[Known] | None = None
@@ -89,6 +75,8 @@ class ReplyReader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._status = 0  # 0 until the final reply's head is complete
         self._straight = False  # what the parser finds of the body goes to the sink as it is
+        self._chunked = False
+        self._even = False  # each read so far was one small chunk: the parser stands between two of them
         self._quiet_bytes = 0  # read since the last body byte: the head, or trailers and the like
         self._expander: Expander | None = None
         self._now_s = 0.0
@@ -104,6 +92,16 @@ class ReplyReader:
         Returns:
             What the sink raised, if it did: a fault of ours that the log must show; `fault` is set as well.
         """
+        if self._even and (line := SIZE_LINES.get(len(data))) is not None and data[: len(line)] == line:
+            sink = self.sink
+            if data[-1] == LF and data[-2] == CR and sink is not None:
+                try:
+                    sink.data(data[len(line) : -2], now_s)
+                except Exception as error:  # noqa: BLE001  # whatever it is: the caller says so
+                    self._fail("the reply's sink failed")
+                    return error
+                return None
+        self._even = False
         self._now_s = now_s
         parser = self._parser
         if parser is None:
@@ -129,10 +127,16 @@ class ReplyReader:
         if last is not None and 0 <= at <= self._max_head_bytes:
             return self._feed_known(last, data, at)
         self._parser = HttpResponseParser(self)
-        raised = self.feed(data, self._now_s)
-        if last is not None and self._plain and data[9:12] == b"%d" % self._status:  # not behind an interim head
-            end = data.find(b"\r\n\r\n") + 4
-            last.learn(data[:end], tuple(self._headers), Known(self._status, self.keeps_open), dated=True)
+        end = data.find(END_OF_HEAD) + len(END_OF_HEAD)
+        if end < len(END_OF_HEAD):
+            return self.feed(data, self._now_s)
+        raised = self.feed(data[:end], self._now_s)
+        if raised is None and self.fault is None and self._parser is not None:
+            self._even = self._chunked and self._straight
+            if last is not None and self._plain and data[9:12] == b"%d" % self._status:  # not behind an interim head
+                last.learn(data[:end], tuple(self._headers), Known(self._status, self.keeps_open), dated=True)
+            if len(data) > end:
+                raised = self.feed(data[end:], self._now_s)
         return raised
 
     def _feed_known(self, last: HeadMemory[Known], data: bytes, at: int) -> BaseException | None:
@@ -252,24 +256,12 @@ class ReplyReader:
         return self.fault is None
 
     def _body_readable(self) -> bool:
-        """Find out how the body is framed and encoded (RFC 9112 §6.3)."""
-        bodiless = framed = self._bodiless or self._status in NO_BODY
-        measured = coded = False
-        encoding = b""
-        for name, value in self._headers:
-            if name == b"content-length":
-                framed = measured = True
-            elif name == b"transfer-encoding":
-                framed = coded = True
-                if value.lower() != b"chunked":
-                    self._fail("unknown transfer coding")
-            elif name == b"content-encoding":
-                coded = True
-                encoding = b"nested" if encoding else value.lower()
-        self.until_close = not framed
-        self._plain = measured and not (coded or bodiless)
-        if encoding not in IDENTITY and not bodiless and self.fault is None:
-            self._start_expanding(encoding)
+        framing = framing_of(self._status, tuple(self._headers), bodiless=self._bodiless)
+        self._chunked, self._plain, self.until_close = framing.chunked, framing.measured, framing.until_close
+        if framing.odd:
+            self._fail("unknown transfer coding")
+        elif framing.encoding not in IDENTITY and self.fault is None:
+            self._start_expanding(framing.encoding)
         return self.fault is None
 
     def _start_expanding(self, encoding: bytes) -> None:

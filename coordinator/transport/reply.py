@@ -1,10 +1,6 @@
-"""What comes back from an engine: whole, or piece by piece into a sink."""
-
-from typing import Protocol
+"""What comes back from an engine as a whole."""
 
 from msgspec import Struct
-
-from .errors import TransportError
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -29,27 +25,3 @@ class Reply(Struct, frozen=True):
             if key == name:
                 return value
         return None
-
-
-class ReplySink(Protocol):
-    """Where a reply goes as it comes. All calls come straight from the socket's callback: they must be quick.
-
-    The order is `head`, any number of `data`, then exactly one of `end` and `lost`; `lost` may come first too. Once the
-    stream was closed from our side nothing is called any more.
-    """
-
-    def head(self, status: int, headers: Headers) -> None:
-        """Take status and headers (lower-case names) of the final reply; interim ones (1xx) are not shown."""
-        ...
-
-    def data(self, data: bytes, now_s: float) -> None:
-        """Take body bytes, free of chunk framing; `now_s`: monotonic time at which they were read."""
-        ...
-
-    def end(self, now_s: float) -> None:
-        """Take note that the body is complete by its own framing."""
-        ...
-
-    def lost(self, error: TransportError) -> None:
-        """Take note that nothing more will come, and that the reply is not complete."""
-        ...

@@ -9,8 +9,9 @@ from coordinator.core.instance import Address
 from .connection import Connection
 from .errors import KEY_REFUSED, TransportError, key_refused
 from .reader import ReplyReader
-from .reply import Headers, ReplySink
+from .reply import Headers
 from .request import Call
+from .sink import ReplySink
 
 
 class Stream:
@@ -79,7 +80,7 @@ class Stream:
         return self._closed
 
 
-class UntilHead:
+class UntilHead(ReplySink):
     """Sink of a request until its reply's head, at which the caller's sink takes over.
 
     Args:

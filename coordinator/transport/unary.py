@@ -4,11 +4,12 @@ import asyncio
 
 from .errors import TransportError
 from .reply import Headers, Reply
+from .sink import ReplySink
 
 FIRST_ERROR = 400
 
 
-class Collector:
+class Collector(ReplySink):
     """A sink that ends up with the reply, or with what went wrong; whoever waits for it derives from it.
 
     Args:

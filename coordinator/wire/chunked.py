@@ -10,7 +10,18 @@ from typing import Final
 MAX_SIZE_LINE_BYTES = 256
 MAX_TRAILER_BYTES = 16384
 CACHED_SIZES = 4096
+CR: Final = 0x0D
+LF: Final = 0x0A
 _HEX = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+
+
+def size_lines(limit_bytes: int) -> dict[int, bytes]:
+    """What a chunk of so many bytes, framing included, begins with where it is framed in the usual way."""
+    lines = {}
+    for size in range(1, limit_bytes):
+        line = b"%x\r\n" % size
+        lines[len(line) + size + 2] = line
+    return lines
 
 
 class ChunkError(ValueError):

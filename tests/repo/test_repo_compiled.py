@@ -75,8 +75,9 @@ def test_nothing_in_it_differs(path):
 
 
 def test_no_other_class_derives_from_a_compiled_one():
-    """Such a class could not be made; which names are compiled is told by their imports."""
-    ours = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in COMPILED}
+    """Such a class cannot be made, unless the compiled one allows it; their imports tell which names are compiled."""
+    closed = [path for path in COMPILED if "@mypyc_attr(allow_interpreted_subclasses=True)" not in path.read_text()]
+    ours = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in closed}
     for path in (ROOT / "coordinator").rglob("*.py"):
         if path in COMPILED:
             continue

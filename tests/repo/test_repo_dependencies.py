@@ -48,7 +48,7 @@ def test_what_is_imported_is_declared():
     """Third-party imports of the code are dependencies at run time."""
     names = {"yaml": "pyyaml", "prometheus_client": "prometheus-client", "google": "protobuf", "grpc": "grpcio"}
     names |= {"dns": "dnspython", "kubernetes_asyncio": "kubernetes-asyncio"}
-    names |= {"opentelemetry": "opentelemetry-sdk"}
+    names |= {"opentelemetry": "opentelemetry-sdk", "mypy_extensions": "mypy-extensions"}
     declared = {canonicalize_name(requirement.name) for requirement in RUN_TIME}
     for top in ("coordinator", "instances"):
         for path in (ROOT / top).rglob("*.py"):

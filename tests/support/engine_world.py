@@ -6,6 +6,7 @@ import math
 import time
 
 from coordinator.api.families import FAMILIES
+from coordinator.core import out as ports
 from coordinator.core.ids import WireIds
 from coordinator.core.instance import Address, Instance, Role
 from coordinator.core.request import Ask, Deadlines, Request
@@ -107,7 +108,7 @@ async def turns(number=5):
         await asyncio.sleep(0)
 
 
-class Out:
+class Out(ports.Out):
     """A sink that writes down what it gets, and minds its order: nothing comes after the end."""
 
     def __init__(self, family="openai"):

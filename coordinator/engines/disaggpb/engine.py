@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from coordinator.api.writers import writer_of
 from coordinator.core.errors import BadRequest, EngineFailed
 from coordinator.core.instance import Instance
-from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Answer, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.disaggpb.asking import read_request

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from coordinator.api.writers import LENGTH, STOP
 from coordinator.core.errors import EngineFailed, KvTooLarge
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import Placement
 from coordinator.engines.disaggpb.budget import Room
 from coordinator.engines.disaggpb.kv import KvBuffer, Payload
 from coordinator.engines.http_leg import side_of

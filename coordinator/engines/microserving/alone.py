@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from coordinator.core.errors import EngineFailed
 from coordinator.core.instance import Instance
-from coordinator.core.ports import COMPLETED, Out, Outcome, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Outcome, Placement
 from coordinator.core.request import Request
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import check_whole, failed, run_stream, side_of

@@ -7,7 +7,8 @@ import msgspec
 
 from coordinator.core.errors import EngineFailed, NoInstance
 from coordinator.core.instance import Instance
-from coordinator.core.ports import COMPLETED, Out, Outcome, Resume
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Outcome, Resume
 from coordinator.engines.http_leg import side_of
 from coordinator.engines.microserving.means import Means
 from coordinator.engines.microserving.progress import Progress, body_with

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from coordinator.core.errors import BadRequest, EngineFailed
 from coordinator.core.instance import Instance, Role
-from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.out import Out
+from coordinator.core.ports import Answer, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive

@@ -18,6 +18,7 @@ from coordinator.core.request import Headers
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply
+from coordinator.transport.sink import ReplySink
 from coordinator.transport.stream import Stream
 from coordinator.wire.microserving import GENERATE
 
@@ -234,7 +235,7 @@ class Errands:
                 await task
 
 
-class _Head:
+class _Head(ReplySink):
     """A sink that only waits for the reply's head."""
 
     def __init__(self) -> None:

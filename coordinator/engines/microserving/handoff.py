@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from coordinator.core.errors import EngineFailed, EngineRefused, InternalError
 from coordinator.core.instance import Instance
-from coordinator.core.ports import COMPLETED, Out, Outcome, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Outcome, Placement
 from coordinator.core.request import Headers, Request
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import check_whole, failed, side_of

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Stages
+from coordinator.core.out import Out
+from coordinator.core.ports import Stages
 from coordinator.core.request import Headers
 from coordinator.engines.http_leg import StreamLeg, refusal, side_of
 from coordinator.transport.errors import TransportError

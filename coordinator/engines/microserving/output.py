@@ -2,7 +2,8 @@
 
 import time
 
-from coordinator.core.ports import COMPLETED, Out, Outcome, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Outcome, Placement
 from coordinator.engines.microserving.ends import given_back
 from coordinator.engines.microserving.means import Means, editor_of
 from coordinator.engines.microserving.task import Task

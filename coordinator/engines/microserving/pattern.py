@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 
 from coordinator.core.errors import BadRequest, InternalError, RequestError
-from coordinator.core.ports import Out, Outcome, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import Outcome, Placement
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.microserving.ends import end_here, with_length

@@ -13,6 +13,7 @@ from coordinator.engines.microserving.leg import OK
 from coordinator.engines.microserving.means import Means
 from coordinator.engines.whole_answer import WholeAnswer
 from coordinator.transport.errors import TransportError
+from coordinator.transport.sink import ReplySink
 from coordinator.transport.stream import Stream
 from coordinator.wire.completion_stream import EventCutter, payload, split_events
 from coordinator.wire.events import MAY_BE_ERROR, find_error
@@ -24,7 +25,7 @@ DONE = b"[DONE]"
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
-class Chunks:
+class Chunks(ReplySink):
     """An async iterator over the JSON of each chunk; the request goes out with the first one that is asked for.
 
     Args:

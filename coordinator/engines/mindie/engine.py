@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance, Role
-from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.out import Out
+from coordinator.core.ports import Answer, Outcome, Placement, Watcher
 from coordinator.core.request import Headers, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive
-from coordinator.engines.http_leg import failed, refusal, relay_plain
+from coordinator.engines.http_leg import failed, refusal
 from coordinator.engines.mindie.blame import doubt, handoff_failed, not_handed_over
 from coordinator.engines.mindie.envelope import EnvelopeError, FirstToken, read_envelope
 from coordinator.engines.mindie.link import DecodeLink, LinkSettings
@@ -19,6 +20,7 @@ from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.engines.mindie.split import LinkOffice, RemoteLink, RemoteLinks, Tell
 from coordinator.engines.mindie.stops import Stops
 from coordinator.engines.mindie.strays import Strays
+from coordinator.engines.plain_call import relay_plain
 from coordinator.engines.port_options import port_options
 from coordinator.transport.errors import TransportError
 from coordinator.transport.reply import Reply

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from coordinator.core.errors import EngineFailed, RequestError, Side
-from coordinator.core.ports import COMPLETED, Out, Outcome, Resume, Stages
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Outcome, Resume, Stages
 from coordinator.engines.mindie.envelope import FirstToken
 from coordinator.wire.mindie import Kind
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from coordinator.core.ports import Out
+from coordinator.core.out import Out
 from coordinator.wire.events import UsageEditor
 from coordinator.wire.json_edit import read_fields, write_fields
 from coordinator.wire.merge import with_cached_tokens
@@ -24,7 +24,7 @@ class Editor(Protocol):
         ...
 
 
-class JoinedOut:
+class JoinedOut(Out):
     """A `core.ports.Out` in front of the client's, for requests that prefill's answer adds something to.
 
     This one adds prefill's cached tokens to the usage of OpenAI answers. It waits for nothing: what has gone out, or

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Stages
+from coordinator.core.out import Out
+from coordinator.core.ports import Stages
 from coordinator.core.request import Headers
 from coordinator.engines.http_leg import MAX_ERROR_BYTES, StreamLeg, failed, refusal, side_of
 from coordinator.transport.errors import TransportError
+from coordinator.transport.sink import ReplySink
 from coordinator.wire.events import ErrorEvent
 from coordinator.wire.sglang_answers import blames_peer, failure_in
 
@@ -19,7 +21,7 @@ OK = 200
 _WAITED = re.compile(r"in time|tim(?:ed|e)[ -]?out|WaitingForInput", re.IGNORECASE)
 
 
-class PrefillLeg:
+class PrefillLeg(ReplySink):
     """The sink of prefill's answer: read to its end, because closing it aborts the transfer of the KV.
 
     Args:
@@ -70,7 +72,7 @@ class PrefillLeg:
         """Tell nobody from here on."""
         self.on_doomed, self.on_over = _nothing, _nobody
 
-    # --- transport.reply.ReplySink
+    # --- transport.sink.ReplySink
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the status."""

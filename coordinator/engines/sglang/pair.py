@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from coordinator.core.body import RequestBody
 from coordinator.core.errors import EngineFailed, RequestError, Side
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import Placement
 from coordinator.engines.http_leg import MAX_ERROR_BYTES, failed
 from coordinator.engines.sglang.drains import Drains
 from coordinator.engines.sglang.joined import JoinedOut
 from coordinator.engines.sglang.legs import DecodeLeg, PrefillLeg, late, settled
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
-from coordinator.transport.reply import ReplySink
 from coordinator.transport.request import GivenHeaders
 from coordinator.transport.scope import Scope
+from coordinator.transport.sink import ReplySink
 from coordinator.transport.stream import Stream
 
 BLAME_WAIT_S = 0.25  # how long a failure that may be the other leg's waits for that leg's own

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from coordinator.config.errors import OptionError
 from coordinator.core.errors import BadRequest, EngineFailed, Side
 from coordinator.core.instance import Instance, Role
-from coordinator.core.ports import COMPLETED, Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Answer, Outcome, Placement, Watcher
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.health import alive, told_model

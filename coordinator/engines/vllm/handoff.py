@@ -12,7 +12,8 @@ from coordinator.core.body import RequestBody
 from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.ids import WireIds
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import Placement
 from coordinator.core.request import Request
 from coordinator.engines.headers import engine_headers
 from coordinator.engines.http_leg import StreamLeg, failed, refusal, run_stream, side_of

@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from coordinator.core.body import RequestBody
 from coordinator.core.instance import Instance
-from coordinator.core.ports import Out, Stages
+from coordinator.core.out import Out
+from coordinator.core.ports import Stages
 from coordinator.engines.http_leg import StreamLeg
 from coordinator.transport.client import MAX_ERROR_BYTES, MAX_REPLY_BYTES, HttpClient
 from coordinator.transport.errors import TransportError

@@ -9,6 +9,7 @@ from coordinator.core.request import Headers
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.request import GivenHeaders
+from coordinator.transport.sink import ReplySink
 from coordinator.wire.events import find_error
 
 OK = 200
@@ -71,7 +72,7 @@ async def visit(  # noqa: PLR0913  # a request has these parts; they are named a
     return reply.said
 
 
-class _Reply:
+class _Reply(ReplySink):
     """The sink of the reply.
 
     Attributes:

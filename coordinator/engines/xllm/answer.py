@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.api.writers import LENGTH, STOP, TokenLogprob, Usage, Writer
-from coordinator.core.ports import Out
+from coordinator.core.out import Out
 from coordinator.engines.token_answers import TokenAnswers
 from coordinator.engines.token_prompts import TokenRequest
 

@@ -10,7 +10,8 @@ from coordinator.api.writers import writer_of
 from coordinator.core.abilities import Host, News
 from coordinator.core.errors import EngineFailed, RequestError
 from coordinator.core.instance import Instance, Role
-from coordinator.core.ports import Answer, Out, Outcome, Placement, Watcher
+from coordinator.core.out import Out
+from coordinator.core.ports import Answer, Outcome, Placement, Watcher
 from coordinator.core.request import Prepared, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.plain_call import pass_through, serve_alone

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coordinator.core.errors import EngineFailed, RequestError, Side
-from coordinator.core.ports import COMPLETED, Completed, Out, Placement
+from coordinator.core.out import Out
+from coordinator.core.ports import COMPLETED, Completed, Placement
 from coordinator.engines.xllm.answer import PushedAnswer
 from coordinator.engines.xllm.statuses import error_of, error_of_prefill
 

@@ -13,6 +13,7 @@ from coordinator.core.instance import Address
 from coordinator.engines.http_leg import StreamLeg
 from coordinator.transport.connection import Connection
 from coordinator.transport.request import Call
+from coordinator.transport.sink import ReplySink
 from coordinator.transport.stream import Stream, UntilHead
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -66,7 +67,7 @@ class Socket:
         return 0
 
 
-class Between:
+class Between(ReplySink):
     """In front of a leg, which may be compiled: what a test does before and after its calls."""
 
     def __init__(self, leg):

@@ -5,6 +5,7 @@ import socket
 import struct
 
 from coordinator.core.instance import Address
+from coordinator.transport.sink import ReplySink
 
 GUARD_S = 20.0
 
@@ -118,7 +119,7 @@ async def turns(count):
         await asyncio.sleep(0)
 
 
-class Notes:
+class Notes(ReplySink):
     """A sink that writes down what it is told, and lets a test wait for it."""
 
     def __init__(self):

@@ -10,6 +10,7 @@ import time
 from coordinator.api.families import FAMILIES
 from coordinator.core.ids import WireIds
 from coordinator.core.instance import Address, Instance, Role
+from coordinator.core.out import Out
 from coordinator.core.request import Deadlines, Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.vllm import VllmEngine
@@ -261,7 +262,7 @@ class Placement:
             self.moments.append("decoding")
 
 
-class Sink:
+class Sink(Out):
     """An Out that writes everything down, with the rules of one API family."""
 
     def __init__(self, api="openai"):
