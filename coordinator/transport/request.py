@@ -14,6 +14,7 @@ WITH_LENGTH = frozenset({b"POST", b"PUT", b"PATCH"})
 SMALL_BODY_BYTES = 65536
 REMEMBERED_CHARS = 256
 CREDENTIALS = re.compile(rb"^(?:authorization|x-api-key|api-key):[^\r]*\r\n", re.IGNORECASE | re.MULTILINE)
+NUL = 0
 BREAKS_FRAMING = "a request line or header holds a character that would break the framing"
 
 
@@ -45,7 +46,7 @@ class HeaderBlock:
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         pairs = [b"%b: %b\r\n" % header for header in headers]
         self.lines = lines = b"".join(pairs)
-        if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or b"\0" in lines:
+        if lines.count(b"\r") != len(pairs) or lines.count(b"\n") != len(pairs) or NUL in lines:
             raise ValueError(BREAKS_FRAMING)
 
 
@@ -88,7 +89,7 @@ def _start(method: bytes, target: str, address: Address) -> bytes:
     if not target.isascii():
         target = quote(target, safe=SAFE_TARGET)
     start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target.encode("ascii"), address.netloc.encode())
-    if start.count(b"\r") != 2 or start.count(b"\n") != 2 or b"\0" in start or " " in target:
+    if start.count(b"\r") != 2 or start.count(b"\n") != 2 or NUL in start or " " in target:
         raise ValueError(BREAKS_FRAMING)
     return start
 

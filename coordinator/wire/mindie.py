@@ -7,12 +7,13 @@ the end of the sender's HTTP chunk or by the beginning of another message; nothi
 
 import re
 from enum import Enum
+from typing import Final
 
 from coordinator.wire.chunked import ChunkDecoder
 
 MAX_KEYWORD_BYTES = 16
 MAX_ID_BYTES = 1024
-NUL = 0
+NUL: Final = 0
 
 
 class Kind(Enum):
@@ -35,7 +36,8 @@ Frame = tuple[bytes, Kind, bytes]
 """Request id (b"" when the message names none), kind, body."""
 
 _KINDS = {kind.value: kind for kind in Kind if kind not in (Kind.UNKNOWN, Kind.OVERSIZED)}
-_DATA = Kind.DATA
+_DATA: Final = Kind.DATA
+_DATA_START: Final = b"data:"
 _STARTS = (b"reqId:", *(keyword + b":" for keyword in _KINDS))
 _LONGEST_START = max(map(len, _STARTS))
 
@@ -93,9 +95,9 @@ class ResultParser:
             if size is None:
                 size = self._read_size(line)
             # 8: what an id begins with, and two NULs
-            if len(rid) + len(said) + 8 != size or -1 < said.find(NUL) < len(said) - 1:
+            if len(rid) + len(said) + 8 != size or (NUL in said and said.find(NUL) < len(said) - 1):
                 break
-            if said.startswith(b"data:"):
+            if said[:5] == _DATA_START:  # in less time than `startswith`
                 frames.append((rid, _DATA, said[5:]))
             else:
                 keyword, colon, body = said.partition(b":")

@@ -155,7 +155,7 @@ _CACHED: Final = "cached_tokens"
 
 def cached_tokens(body: bytes, *, stream: bool) -> Raw | None:
     """The prompt tokens that prefill found in its cache, as JSON text, out of an OpenAI answer; None if not told."""
-    if b'"cached_tokens"' not in body:
+    if body.find(b'"cached_tokens"') < 0:  # in less time than `in`
         return None
     parts = [body]
     if stream:

@@ -188,8 +188,8 @@ def read_prefill(body: bytes) -> Prefilled:
     if given(answer.error):
         raise EngineSaid(bytes(answer.error).decode("utf-8", "replace"))
     params = answer.kv_transfer_params if object_fields(answer.kv_transfer_params) else None
-    cached = _cached_tokens(answer.usage) if b"cached_tokens" in body else None
-    if params is not None and b'"prompt_logprobs"' not in body:
+    cached = _cached_tokens(answer.usage) if body.find(b"cached_tokens") >= 0 else None  # in less time than `in`
+    if params is not None and body.find(b'"prompt_logprobs"') < 0:
         return Prefilled(params, cached_tokens=cached)
     choice = _first_choice(answer.choices)
     if choice is None and params is None:

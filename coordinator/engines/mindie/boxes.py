@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from coordinator.core.errors import EngineFailed, InternalError, Side
 from coordinator.core.instance import Instance
@@ -10,6 +11,7 @@ from coordinator.engines.mindie.mailbox import Mailbox
 from coordinator.wire.mindie import Frame, Kind
 
 DONE_MARK = b"data: [DONE]\n\n"
+_DATA: Final = Kind.DATA
 ANSWERS = (Kind.DATA, Kind.LAST_DATA, Kind.ERROR, Kind.RETRY, Kind.OVERSIZED)  # what a request lacks without it
 
 
@@ -72,7 +74,7 @@ class Boxes:
             box = boxes.get(rid)
             if box is not None:
                 try:
-                    if kind is Kind.DATA:
+                    if kind is _DATA:
                         box.data(body, now_s)
                     else:
                         box.message(kind, body, now_s)
