@@ -50,6 +50,10 @@ class Cluster:
         """KV blocks held, by instance."""
         return [instance.kv_blocks() for instance in self.instances]
 
+    def wait_handed_over(self, within_s: float = 5.0) -> None:
+        """Wait until decode has fetched all KV: before, both sides are told of a client that leaves, in any order."""
+        until(lambda: not any(one.kv_blocks() for one in self.of("prefill")), "decode has the KV", within_s)
+
     def wait_idle(self, within_s: float = 5.0) -> None:
         """Wait until neither the gauges nor the instances' own books show work."""
         self.coordinator.wait_idle(within_s)

@@ -54,6 +54,7 @@ async def test_leaving_in_mid_stream(cluster, dialect: Dialect):
     stopped = sum(instance.state()["stopped"] for instance in cluster.of("decode"))
     for how in ("reset", "close"):
         streams = await open_streams(cluster.port, dialect, [f"Story {ENDLESS}"] * 6)
+        cluster.wait_handed_over()
         for stream in streams:
             await leave(stream, how)
     await eventually(lambda: not any(cluster.kv_blocks()), "the KV is free", GONE_S)

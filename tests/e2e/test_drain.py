@@ -87,6 +87,7 @@ async def test_a_second_signal_cuts_it_short(start):
 async def test_aborts_that_are_due_are_sent_before_the_end(start, number: signal.Signals):
     cluster = start.cluster()
     streams = await open_streams(cluster.port, CHAT_STREAM, [ENDLESS] * 8)
+    cluster.wait_handed_over()
     assert any(cluster.kv_blocks())
     for stream in streams:
         await stream.reset()
