@@ -28,7 +28,6 @@ COLON: Final = 0x3A  # begins a comment line of an event stream
 EVENT_STREAM = b"text/event-stream"
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 NEXT_EVENT = b"\n\n"
-UNTYPED = "vllm"  # the API family whose streams are JSON documents without a content type
 
 
 def side_of(instance: Instance) -> Side:

@@ -8,10 +8,12 @@ from coordinator.core.ports import COMPLETED, Answer, Completed, Outcome, Placem
 from coordinator.core.request import Request
 from coordinator.engines.context import EngineContext
 from coordinator.engines.headers import engine_headers
-from coordinator.engines.http_leg import UNTYPED, StreamLeg, check_whole, failed, refusal, run_stream
+from coordinator.engines.http_leg import StreamLeg, check_whole, failed, refusal, run_stream
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
 from coordinator.transport.request import GivenHeaders
+
+UNTYPED = "vllm"  # the API family whose streams are JSON documents without a content type
 
 
 async def serve_alone(

@@ -1,14 +1,13 @@
 """The head of a standing stream's reply, or the refusal that came instead; knows no socket."""
 
 from .errors import TransportError
-from .reader import ReplyReader
+from .reader import END_OF_HEAD, ReplyReader
 from .reply import Headers
 from .sink import ReplySink
 
 OK = 200
 MAX_HEAD_BYTES = 65536
 MAX_REFUSAL_BYTES = 4096
-HEAD_END = b"\r\n\r\n"
 
 
 class Opening(ReplySink):
@@ -75,12 +74,12 @@ class Opening(ReplySink):
     def _head_read(self) -> bool:
         """Read what there is of heads, interim ones included; True: the final one was among them."""
         while not self.status:
-            end = self._buffer.find(HEAD_END)
+            end = self._buffer.find(END_OF_HEAD)
             if end < 0:
                 if len(self._buffer) > MAX_HEAD_BYTES:
                     self.refusal = "head too long"
                 return False
-            end += len(HEAD_END)
+            end += len(END_OF_HEAD)
             head = bytes(self._buffer[:end])
             del self._buffer[:end]
             self._read(head)
