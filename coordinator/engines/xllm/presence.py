@@ -151,10 +151,13 @@ class Presence:
         return await client.create(self._prefix + SERVICE + self._service, self._service, lease)
 
     async def _campaign(self, client: EtcdClient, lease: int) -> None:
-        """Become master where there is none."""
-        if not self._master and self._master_free:
-            self._set_master(master=await client.create(self._prefix + MASTER, self._service, lease))
+        """Try to become master where there is none; whether we are, the watch tells.
+
+        The answer here may be older than what the watch has told meanwhile.
+        """
+        if self._master_free:
             self._master_free = False
+            await client.create(self._prefix + MASTER, self._service, lease)
 
     # --- keys
 
