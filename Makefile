@@ -42,7 +42,7 @@ $(COMPILED)/.ready: $(STAMP) $(WHEEL_SOURCES)
 
 # tests on that wheel, from a folder that does not have the sources; those that put something of their own in the place
 # of what is compiled are left out
-COMPILED_TESTS := tests/conformance $(addprefix tests/unit/,dispatch engines observability relay scheduler server transport wire) \
+COMPILED_TESTS := tests/conformance $(addprefix tests/unit/,api dispatch engines observability relay scheduler security server transport wire) \
   $(patsubst %,tests/e2e/test_%.py,client_needs commands disconnect drain failover limits openai_sdk recompute vllm_sglang workers)
 test-compiled: compiled
 	rm -rf $(COMPILED)/run

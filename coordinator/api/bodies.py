@@ -18,14 +18,13 @@ from coordinator.core.errors import BadRequest
 from coordinator.wire.json_edit import ONE_GO_BYTES, write_fields
 from coordinator.wire.json_scan import Spans, fields_of
 
+from . import values
+
 T = TypeVar("T")
 
 ABSENT = Raw()
-_NULL = b"null"
-_FLAGS = {b"": False, _NULL: False, b"false": False, b"true": True}
 _SPACE = b" \t\r\n"
 _TOKENS = b"0123456789-[]" + _SPACE  # what a token array consists of, but for commas
-_MOST_DIGITS = 18  # what fits into 64 bits
 
 
 class _Parameters(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +40,6 @@ _NO_PARAMETERS = _Parameters()
 # costs more than the round trip that it may save, and the engine refuses the body anyway.
 UTF8_CHECKED_BYTES = 1 << 20
 LONG_BYTES = ONE_GO_BYTES
-_MOST_NAME_BYTES = 65536
 _SLICE_BYTES = 65536
 _COMMAS = b"," * _SLICE_BYTES
 
@@ -141,7 +139,7 @@ def _picked(kind: type[T], fields: Mapping[str, Raw]) -> T:
 def has(decoder: msgspec.json.Decoder[T], body: Body, name: str) -> bool:
     """Whether a body can be read and has this field, whatever else is wrong with it."""
     try:
-        return given(getattr(read(decoder, body), name))
+        return values.given(getattr(read(decoder, body), name))
     except BadRequest:
         return False
 
@@ -149,69 +147,15 @@ def has(decoder: msgspec.json.Decoder[T], body: Body, name: str) -> bool:
 def peek(decoder: msgspec.json.Decoder[T], value: Raw) -> T | None:
     """Decode a field that only the engine validates; None where it is absent, null, long or of another type."""
     try:
-        return decoder.decode(value) if given(value) and len(value) < LONG_BYTES else None
+        return decoder.decode(value) if values.given(value) and len(value) < LONG_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def given(value: Raw) -> bool:
-    """Whether a field is there; an explicit null is as good as none."""
-    size = len(value)
-    return size > 0 and not (size == len(_NULL) and bytes(value) == _NULL)
-
-
-def prompt(value: Raw, name: str) -> Raw:
-    """The value of a field that must be there.
-
-    Raises:
-        BadRequest: it is absent or null.
-    """
-    if not given(value):
-        raise BadRequest(f"`{name}` is missing")
-    return value
-
-
-def flag(value: Raw, name: str) -> bool:
-    """A boolean field, false where it is absent or null.
-
-    Raises:
-        BadRequest: it is of another type.
-    """
-    answer = _FLAGS.get(bytes(value)) if len(value) <= len(b"false") else None
-    if answer is None:
-        raise BadRequest(f"`{name}` must be true or false")
-    return answer
-
-
-def text(value: Raw, name: str) -> str | None:
-    """A string field, None where it is absent or null.
-
-    Raises:
-        BadRequest: it is of another type, not valid Unicode, or longer than any name.
-    """
-    if not given(value):
-        return None
-    if len(value) > _MOST_NAME_BYTES:
-        raise BadRequest(f"`{name}` is too long")
-    try:
-        return msgspec.json.decode(value, type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise BadRequest(f"`{name}` must be a string") from None
-
-
-def limit(*values: Raw) -> int | None:
-    """The first of several fields that is given, as a count; None for what is no plain count: engines judge that."""
-    for value in values:
-        if given(value):
-            digits = bytes(value) if len(value) <= _MOST_DIGITS else b""
-            return int(digits) if digits.isdigit() else None
-    return None
 
 
 def parameter_limit(parameters: Raw, *top_level: Raw) -> int | None:
     """The limit of generated tokens in a `parameters` object (either name), else in the top-level fields given."""
     inner = peek(_PARAMETERS, parameters) or _NO_PARAMETERS
-    return limit(inner.max_new_tokens, inner.max_tokens, *top_level)
+    return values.limit(inner.max_new_tokens, inner.max_tokens, *top_level)
 
 
 def tokens(value: Raw, body: Body) -> int | None:

@@ -11,7 +11,7 @@ from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .family import Family
 from .generation import DISAGGPB
@@ -50,16 +50,16 @@ class Disaggpb(Family):
     def parse(self, path: str, body: Body) -> Ask:  # noqa: ARG002 (the same on every path)
         """Read a request with `token_ids`; its `request_id` is the client's own affair."""
         given = bodies.read(_BODY, body)
-        ids = bodies.prompt(given.token_ids, "token_ids")
+        ids = values.prompt(given.token_ids, "token_ids")
         number = bodies.tokens(ids, body)
         if not number:
             raise BadRequest("`token_ids` must be a list of token ids, at least one")
         return Ask(
-            stream=bodies.flag(given.stream, "stream") if bodies.given(given.stream) else True,
-            model=bodies.text(given.model, "model"),
+            stream=values.flag(given.stream, "stream") if values.given(given.stream) else True,
+            model=values.text(given.model, "model"),
             prompt_bytes=len(ids),
             prompt_tokens=number,
-            max_tokens=bodies.limit(given.max_new_tokens),
+            max_tokens=values.limit(given.max_new_tokens),
         )
 
     def error_event(self, error: RequestError) -> bytes:

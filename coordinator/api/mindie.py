@@ -10,7 +10,7 @@ from coordinator.core.errors import BadRequest
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .tgi import TextGeneration
 
@@ -45,14 +45,14 @@ class Mindie(TextGeneration):
         """
         given = bodies.read(_BODY, body)
         if path.startswith(_TOKENIZER):
-            return Ask(stream=False, model=None, prompt_bytes=len(bodies.prompt(given.inputs, "inputs")))
-        by_text, by_tokens = bodies.given(given.inputs), bodies.given(given.input_id)
+            return Ask(stream=False, model=None, prompt_bytes=len(values.prompt(given.inputs, "inputs")))
+        by_text, by_tokens = values.given(given.inputs), values.given(given.input_id)
         if by_text == by_tokens:
             problem = "both are given" if by_text else "both are missing"
             raise BadRequest(f"the body needs either `inputs` or `input_id`: {problem}")
         prompt = given.inputs if by_text else given.input_id
         return Ask(
-            stream=bodies.flag(given.stream, "stream"),
+            stream=values.flag(given.stream, "stream"),
             model=None,
             prompt_bytes=len(prompt),
             prompt_tokens=None if by_text else bodies.tokens(prompt, body),

@@ -11,7 +11,7 @@ from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .family import Family
 
@@ -71,7 +71,7 @@ class OpenAi(Family):
             given = bodies.read(_BODY, body)
         except BadRequest:
             return False
-        return bodies.given(given.prompt) or bodies.given(given.messages)
+        return values.given(given.prompt) or values.given(given.messages)
 
     def parse(self, path: str, body: Body) -> Ask:
         """Read a chat or completion request.
@@ -83,15 +83,15 @@ class OpenAi(Family):
         first, second = given.messages, given.prompt
         if not path.startswith(_CHAT):
             first, second = second, first
-        prompt = first if bodies.given(first) else second
-        if not bodies.given(prompt):
+        prompt = first if values.given(first) else second
+        if not values.given(prompt):
             raise BadRequest("both `messages` and `prompt` are missing")
         return Ask(
-            stream=bodies.flag(given.stream, "stream"),
-            model=bodies.text(given.model, "model"),
+            stream=values.flag(given.stream, "stream"),
+            model=values.text(given.model, "model"),
             prompt_bytes=len(prompt),
             prompt_tokens=bodies.tokens(prompt, body) if prompt is given.prompt else None,
-            max_tokens=bodies.limit(given.max_completion_tokens, given.max_tokens),
+            max_tokens=values.limit(given.max_completion_tokens, given.max_tokens),
         )
 
     def error_body(self, error: RequestError) -> bytes:
@@ -117,7 +117,7 @@ class OpenAi(Family):
 def _opens(choice: _Choice) -> bool:
     rest = [bytes(value) for key, value in choice.delta.items() if key != "role"]
     rest += bytes(choice.finish_reason), bytes(choice.logprobs), bytes(choice.token_ids)
-    return bodies.given(choice.delta.get("role", ABSENT)) and _NOTHING.issuperset(rest)
+    return values.given(choice.delta.get("role", ABSENT)) and _NOTHING.issuperset(rest)
 
 
 def _error_type(status: int) -> str:

@@ -11,7 +11,7 @@ from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .family import Family
 
@@ -45,7 +45,7 @@ class Sglang(Family):
             given = bodies.read(_BODY, body)
         except BadRequest:
             return False
-        return any(map(bodies.given, (given.text, given.input_ids, given.input_embeds)))
+        return any(map(values.given, (given.text, given.input_ids, given.input_embeds)))
 
     def parse(self, path: str, body: Body) -> Ask:  # noqa: ARG002 (one path only)
         """Read a request; of several prompts the first of `text`, `input_ids`, `input_embeds` counts, as in SGLang.
@@ -53,12 +53,12 @@ class Sglang(Family):
         Each may be a list of prompts. `model` is no field of SGLang's: it says which instances are asked for.
         """
         given = bodies.read(_BODY, body)
-        prompt = next(filter(bodies.given, (given.text, given.input_ids, given.input_embeds)), None)
+        prompt = next(filter(values.given, (given.text, given.input_ids, given.input_embeds)), None)
         if prompt is None:
             raise BadRequest("the body needs `text`, `input_ids` or `input_embeds`")
         return Ask(
-            stream=bodies.flag(given.stream, "stream"),
-            model=bodies.text(given.model, "model"),
+            stream=values.flag(given.stream, "stream"),
+            model=values.text(given.model, "model"),
             prompt_bytes=len(prompt),
             prompt_tokens=bodies.tokens(prompt, body) if prompt is given.input_ids else None,
             max_tokens=bodies.parameter_limit(given.sampling_params),

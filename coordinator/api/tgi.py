@@ -11,7 +11,7 @@ from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .family import Family
 
@@ -67,14 +67,14 @@ class Tgi(TextGeneration):
     def parse(self, path: str, body: Body) -> Ask:
         """Read a request with `inputs`; the family knows no model names."""
         given = bodies.read(_BODY, body)
-        if not bodies.given(given.inputs):
+        if not values.given(given.inputs):
             shared = path.startswith("/generate") and not path.startswith("/generate_stream")
             needed = "the body needs `inputs` (TGI), `prompt` (vLLM) or `text` (SGLang)"
             raise BadRequest(needed if shared else "`inputs` is missing")
         if path.startswith("/generate"):
             stream = path.startswith("/generate_stream")
         else:
-            stream = bodies.flag(given.stream, "stream")
+            stream = values.flag(given.stream, "stream")
         return Ask(
             stream=stream,
             model=None,

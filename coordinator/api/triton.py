@@ -11,7 +11,7 @@ from coordinator.core.errors import BadRequest, RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask, Headers
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .family import Family
 
@@ -69,13 +69,13 @@ class Triton(Family):
         given = bodies.read(_BODY, body)
         model, operation = _split(path)
         if operation == "infer":
-            prompt = bodies.prompt(given.inputs, "inputs")
+            prompt = values.prompt(given.inputs, "inputs")
             if not bodies.is_array(prompt):
                 raise BadRequest("`inputs` must be a list of tensors")
             tensors = bodies.peek(_TENSORS, prompt)
             prompt_tokens = bodies.tokens(tensors[0].data, body) if tensors else None
         else:
-            prompt = bodies.prompt(given.text_input, "text_input")
+            prompt = values.prompt(given.text_input, "text_input")
             prompt_tokens = None
         return Ask(
             stream=operation == "generate_stream",

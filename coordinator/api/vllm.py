@@ -10,7 +10,7 @@ from coordinator.core.errors import RequestError
 from coordinator.core.ports import Route
 from coordinator.core.request import Ask
 
-from . import bodies
+from . import bodies, values
 from .bodies import ABSENT, Body
 from .family import Family
 
@@ -44,14 +44,14 @@ class Vllm(Family):
         (MindIE §6).
         """
         given = bodies.read(_BODY, body)
-        prompt = bodies.prompt(given.prompt, "prompt")
-        model = bodies.text(given.model, "model")
+        prompt = values.prompt(given.prompt, "prompt")
+        model = values.text(given.model, "model")
         return Ask(
-            stream=bodies.flag(given.stream, "stream"),
+            stream=values.flag(given.stream, "stream"),
             model=None if model == _NO_ADAPTER else model,
             prompt_bytes=len(prompt),
             prompt_tokens=bodies.tokens(prompt, body),
-            max_tokens=bodies.limit(given.max_tokens),
+            max_tokens=values.limit(given.max_tokens),
         )
 
     def error_event(self, error: RequestError) -> bytes:

@@ -147,8 +147,11 @@ class LiveFeed:
                 self._faulty = False
                 self._turn.set()
                 self._turn = asyncio.Event()
-            due_s = max(due_s + EVERY_S, self._clock())
-            await asyncio.sleep(due_s - self._clock())
+            now_s = self._clock()
+            due_s += EVERY_S
+            if due_s <= now_s:  # too late for it: not at once either, or slow looks would come without a pause
+                due_s = now_s + EVERY_S
+            await asyncio.sleep(due_s - now_s)
 
     async def _stop(self) -> None:
         task, self._task = self._task, None

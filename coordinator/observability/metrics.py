@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Final
 
 from coordinator.core.errors import Outcome, UnknownPath, WrongMethod
 
@@ -85,7 +86,7 @@ class Metrics:
         self._of_keys: dict[str, dict[Outcome, CounterCell]] = {}
         self.stages = StageMetrics(*(self.stage_duration.labels(stage) for stage in STAGES))
 
-    content_type = CONTENT_TYPE
+    content_type: Final = CONTENT_TYPE
 
     def _declare_requests(self, apis: Sequence[str]) -> None:
         each = _each(apis)

@@ -151,7 +151,7 @@ class HttpServer:
     def _take(self, sock: socket.socket) -> None:
         task = asyncio.get_running_loop().create_task(self._adopt(sock), name="adopt a client's socket")
         self._adopting.add(task)
-        task.add_done_callback(self._adopted)
+        task.add_done_callback(lambda done: self._adopted(done, sock))
 
     async def _adopt(self, sock: socket.socket) -> None:
         connection = ClientConnection(self._shared)
@@ -180,9 +180,11 @@ class HttpServer:
             sock.close()
             self._refusals.note(error)
 
-    def _adopted(self, task: asyncio.Task[None]) -> None:
+    def _adopted(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         self._adopting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            sock.close()  # the server may stop before the task has begun
+        elif (error := task.exception()) is not None:
             self._log.error("an accepted connection could not be used", exc_info=error)
         self._freed()
 

@@ -1,7 +1,6 @@
 """Idle connections, kept per address for the next request. There is no limit to connections in use."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 
@@ -78,9 +77,7 @@ class Pool:
         self._stop_sweeper()
         if self._open:
             self._emptied = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSING_S):
-                    await self._emptied
+            await asyncio.wait((self._emptied,), timeout=CLOSING_S)
 
     def sweep(self) -> None:
         """Close what was idle for too long."""

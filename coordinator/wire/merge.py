@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from .json_edit import Fields, given, items, object_fields, read_fields, write_fields
-from .vllm import Prefilled
+from .vllm_answers import Prefilled
 
 DETAILS = "prompt_tokens_details"
 CACHED = "cached_tokens"

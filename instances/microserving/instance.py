@@ -100,13 +100,15 @@ class MicroservingEngine:
         return f"recv_rank {self.recv_rank}"
 
     def act(self, name: str, value: str) -> None:
-        """die: the engine loop ends behind living HTTP. preempt: all running requests, or that of a `user`."""
+        """die: the engine loop ends behind living HTTP. preempt: all running requests, or that of a `user`. go_on."""
         if name == "die":
             self.loop.die(value or "asked for")
         elif name == "preempt":
             for running in list(self.loop.running.values()):
                 if value in ("", running.ask.user):
                     self.loop.preempt(running)
+        elif name == "go_on":
+            self.worker.went_on.set()
         else:
             raise ValueError(f"cannot do {name!r}")
 

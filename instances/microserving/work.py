@@ -20,10 +20,14 @@ class Worker:
 
     Args:
         loop: the engine.
+
+    Attributes:
+        went_on: set: no `send_late` holds a send any more.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self.went_on = asyncio.Event()
         self._instance = loop.instance
         self.world = World(loop.settings.world, self.deliver, loop.instance.tasks)
         self.first_rank = -1
@@ -119,7 +123,9 @@ class Worker:
             cached = loop.radix.match(ask.prompt[:end])
             clockwork = self._instance.clockwork
             await loop.sleep(clockwork.prefill_wait_s(end - cached, time.monotonic()))
-            await loop.sleep(clockwork.transfer_s(end - begin) + ask.chosen.number("send_late"))
+            await loop.sleep(clockwork.transfer_s(end - begin))
+            if "send_late" in ask.chosen:
+                await self._be_late(ask.chosen.number("send_late"))
             if "send_nothing" in ask.chosen:
                 loop.counts["not_sent"] += 1
             else:
@@ -133,6 +139,15 @@ class Worker:
                 loop.pages.release(key, "sent")
         loop.close(stream)
         stream.end()
+
+    async def _be_late(self, seconds: float) -> None:
+        """Wait so long, or until told to go on."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.went_on.wait()
+        except TimeoutError:
+            pass
+        await self._loop.sleep(0)  # a dead loop sends nothing
 
     async def _room(self, ask: Ask, kv_tokens: int, why: str) -> str:
         """Wait for pages; gives the name under which they are held."""

@@ -130,6 +130,13 @@ class Sequence:
         self._generation = generation
         self.choice = choice
         self._last_s = time.monotonic()
+        self._stalled = self._went_on = False
+
+    def go_on(self) -> bool:
+        """No stall holds it any more; whether it stood in one, so that it has to join the batch again."""
+        stood, self._stalled = self._stalled, False
+        self._went_on = True
+        return stood
 
     def step(self) -> bool:
         """Make one token; False when there is nothing more to do."""
@@ -162,7 +169,8 @@ class Sequence:
         if (fault := chosen.at("answer_crash", tokens, 0)) is not None:
             generation.crash(fault.number(0) if fault.value else None)
             return True
-        if chosen.at("stall", tokens, 0) is not None:
+        if chosen.at("stall", tokens, 0) is not None and not self._went_on:
+            self._stalled = True
             return True
         for name in STREAM_FAULTS:
             if chosen.at(name, tokens, 0) is not None and generation.outlet is not None:

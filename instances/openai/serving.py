@@ -97,6 +97,13 @@ class Serving:
         await outlet.end(generation.struck)
         return outlet.response
 
+    def go_on(self) -> None:
+        """No `stall` holds the requests that are live."""
+        for generation in self.live:
+            for sequence in generation.sequences:
+                if sequence.go_on():
+                    self.batch.join(sequence)
+
     def forget(self) -> None:
         """Every request fails where it stands."""
         for generation in self.live:

@@ -108,7 +108,10 @@ class SglangEngine:
         }
 
     def act(self, name: str, value: str) -> None:
-        """abort: all requests, or those whose id begins with the value."""
+        """abort: all requests, or those whose id begins with the value. go_on."""
+        if name == "go_on":
+            self.serving.go_on()
+            return
         if name != "abort":
             raise ValueError(f"cannot do {name!r}")
         self.abort(value)

@@ -103,7 +103,10 @@ class VllmEngine:
         }
 
     def act(self, name: str, value: str) -> None:
-        """restart: another engine id on the same port, requests and KV lost, connections kept."""
+        """restart: another engine id on the same port, requests and KV lost, connections kept. go_on."""
+        if name == "go_on":
+            self.serving.go_on()
+            return
         if name != "restart" or value:
             raise ValueError(f"cannot do {name!r}")
         self.forget()

@@ -10,6 +10,7 @@ import pytest_asyncio
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from browser import Browser, find_chromium
+from held_ports import HeldPorts
 from live_world import BusySight
 
 from coordinator.cluster import Cluster, HealthSettings
@@ -25,7 +26,8 @@ class Site:
 
     def __init__(self):
         self.sight = BusySight(rate=6, failing=0)
-        self.port = 0
+        self._ports = HeldPorts()
+        self.port = self._ports.take()
         self.keys = None
         self._management = None
 
@@ -41,12 +43,15 @@ class Site:
         )
         self._management.screen.take(self.keys)
         await self._management.start()
-        self.port = self._management.addresses["management"][1]
 
     async def stop(self):
         if self._management is not None:
             await self._feed.aclose()
             await self._management.aclose()
+
+    async def close(self):
+        await self.stop()
+        self._ports.close()
 
     @property
     def origin(self):
@@ -68,7 +73,7 @@ async def site(monkeypatch):
     made = Site()
     await made.start()
     yield made
-    await made.stop()
+    await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -78,7 +83,7 @@ async def page(browser, site):
         await made.open(site.origin)
         await made.wait("document.body.dataset.feed === 'live' && history.length > 3")
         yield made
-        assert made.complaints == []
+        assert not made.complaints
         assert {url.split("/v1")[0].rstrip("/") for url in made.requests if not url.startswith("data:")} == {
             site.origin
         }

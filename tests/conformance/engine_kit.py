@@ -295,6 +295,7 @@ class EngineKit:
     async def drops_what_an_old_attempt_says(self):
         old = self.run(Script(decode_fault="before"))
         assert isinstance(await old.result(), EngineFailed)
+        await until(self.adapter.wire_ids)
         new = self.run()
         await self.adapter.say_late(self.adapter.wire_ids()[0])
         assert await new.result() == Completed()

@@ -6,11 +6,12 @@ through to its end.
 """
 
 import asyncio
+import time
 
 import pytest
 from dispatched_world import DispatchedWorld
 from engine_adapters import ADAPTERS, Script, words_of
-from engine_world import GUARD_S, chat, turns
+from engine_world import GUARD_S, chat, turns, until
 
 from coordinator.core.errors import DeadlineExceeded, Draining, EngineFailed
 
@@ -236,7 +237,12 @@ async def test_a_slow_stage_runs_into_its_own_deadline(adapter, given, stage):
     async with adapter() as made:
         world = World(made)
         made.script = Script(hold="prefill")
+        begun_s = time.monotonic()
+        world.clock = lambda: begun_s
         client = world.request(**given)
+        async with asyncio.timeout(GUARD_S):
+            await made.reached.wait()
+        world.clock = time.monotonic
         error = await outcome(client.task)
         assert isinstance(error, DeadlineExceeded)
         assert error.stage == stage
@@ -251,7 +257,11 @@ async def test_a_stream_that_falls_silent_runs_into_its_deadline(adapter):
     async with adapter() as made:
         world = World(made)
         made.script = Script(hold="decode")
+        begun_s = time.monotonic()
+        world.clock = lambda: begun_s  # a token that is late, on a slow machine, is no silence
         client = world.request(inter_token_s=0.03)
+        await until(lambda: client.body.startswith(b"data:") and words_of(client.body) == "ABC")
+        world.clock = time.monotonic
         error = await outcome(client.task)
         assert isinstance(error, DeadlineExceeded)
         assert error.stage == "inter_token"

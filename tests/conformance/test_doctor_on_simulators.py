@@ -5,7 +5,6 @@ import datetime as dt
 import io
 import json
 import logging
-import socket
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import format_datetime
@@ -17,6 +16,7 @@ import trustme
 from aiohttp import web
 from certificates import Authority
 from engine_world import until
+from held_ports import HeldPorts
 
 from coordinator.app import App
 from coordinator.cli import main
@@ -67,10 +67,10 @@ def found(report, check, *levels):
     return {finding.subject: finding.what for finding in report.of(*levels) if finding.check == check}
 
 
+@pytest.fixture
 def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+    with HeldPorts() as ports:
+        yield ports.take
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "mindie", "microserving"])
@@ -196,7 +196,7 @@ async def behind_tls(url, issued):
 
 
 @pytest.fixture
-async def ill(tmp_path):
+async def ill(tmp_path, free_port):
     """A cluster with six faults, and the file that describes it."""
     authority = trustme.CA()
     now = dt.datetime.now(dt.UTC)
@@ -332,7 +332,7 @@ async def test_more_pairs_than_are_tried(tmp_path):
 
 
 @pytest.mark.parametrize("guarded", ["open", "tls", "certificates"])
-async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, guarded):
+async def test_a_running_coordinator_keeps_what_it_must_have_alone(tmp_path, guarded, free_port):
     """Also where its management port wants a certificate, which the doctor has none of."""
     authority = Authority(tmp_path)
     tls = {} if guarded == "open" else {"management": authority.issue("server").keys}
@@ -382,14 +382,14 @@ class TestCommand:
         assert main(["doctor", "--config", str(path)]) == 2
         assert "did you mean 'max_requests'" in capsys.readouterr().err
 
-    def test_text_and_json(self, tmp_path, capsys):
+    def test_text_and_json(self, tmp_path, capsys, free_port):
         path = write(tmp_path, [{"id": "d0", "role": "decode", "url": f"http://127.0.0.1:{free_port()}"}])
-        assert main(["doctor", "--config", str(path), "--timeout", "2"]) == 2
+        assert main(["doctor", "--config", str(path), "--timeout", "10"]) == 2
         text = capsys.readouterr().out
         assert "FAULT   reach d0" in text
         assert "        -> nothing listens there" in text
         assert text.rstrip().splitlines()[-1].startswith(f"{path}: something is wrong (1 fault, ")
-        assert main(["doctor", "--config", str(path), "--timeout", "2", "--json"]) == 2
+        assert main(["doctor", "--config", str(path), "--timeout", "10", "--json"]) == 2
         assert json.loads(capsys.readouterr().out)["status"] == 2
 
     @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])

@@ -71,7 +71,8 @@ async def test_a_cancelled_worker_closes_what_it_has_begun(where):
             await turns()
             call.cancel()
             await until_left(worker)
-            assert closed.is_set()
+            async with asyncio.timeout(GUARD_S):
+                await closed.wait()
             assert not resumed.is_set()
             assert not worker.calls[0].ended
     assert left == []

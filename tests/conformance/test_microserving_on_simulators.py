@@ -11,8 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from engine_world import CHAT, count, held, until
+from engine_world import CHAT, GUARD_S, count, held, until
 from microserving_on_simulators import MicroWorld
+from microserving_pair import only_metrics_take_time
 from pair_on_simulators import COMPLETIONS, payloads, text_of
 
 from coordinator.core.errors import BadRequest, EngineFailed, EngineRefused, InternalError, NoInstance, RequestError
@@ -555,13 +556,14 @@ async def test_torn_streams(fault):
 # --- health
 
 
-async def test_an_engine_whose_loop_is_dead_behind_its_http():
+async def test_an_engine_whose_loop_is_dead_behind_its_http(monkeypatch):
+    only_metrics_take_time(monkeypatch)
     async with MicroWorld() as world:
         world.fleet.decode[0].engine.act("die", "")
         with pytest.raises(EngineFailed) as caught:
             await probe(world, world.decodes[0])
         assert "loop" in caught.value.detail
-        assert await probe(world, world.prefills[0], 3.0) == "m"
+        assert await probe(world, world.prefills[0], GUARD_S) == "m"
 
 
 # --- defects of the reference router (§6), as far as they are not above

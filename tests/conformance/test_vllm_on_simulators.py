@@ -143,13 +143,16 @@ async def test_clients_that_leave_at_any_time_leave_nothing_pinned(stream):
 @both
 async def test_forty_clients_that_leave_between_prefill_and_decode(stream):
     """By the simulators' own books and by our gauge: pinned, and then no more, without waiting for the lease."""
-    async with World("vllm", decode=2, timing=Timing(transfer_ms=50, decode_ms=5)) as world:
+    async with World("vllm", decode=2, timing=Timing(transfer_ms=50)) as world:
+        for each in world.fleet.decode:
+            each.faults.replace(["slow=60"])  # decode has said nothing when the client leaves
         for turns in range(40):
             await world.leave_between(world.start(f"text {turns}", stream=stream), turns)
         await world.leaves_nothing()
         books = [each.engine.handoffs for each in world.fleet.prefill]
         assert sum(each.expired for each in books) == 0
         assert sum(each.read + each.given_up for each in books) == 40
+        world.set()
         assert (await world.run("and one more", stream=stream)).task.exception() is None
 
 

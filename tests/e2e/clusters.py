@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dialects import MODEL
+from held_ports import HeldPorts
 from processes import Coordinator, Fleet, InstanceProcess, Process, Simulator, until
 
 P = TypeVar("P", bound=Process)
 FAST = {"prefill_ms": 3.0, "decode_ms": 3.0, "prefill_lanes": 4}
-QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 1, "fail_after": 2, "recover_after": 1}
+# what is gone refuses connections at once; what only stands still for a while is not gone
+QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 10, "fail_after": 2, "recover_after": 1}
 ALIASES = ["dummy", "tgi", "http://127.0.0.1:1025"]
 
 
@@ -50,14 +52,18 @@ class Cluster:
         """KV blocks held, by instance."""
         return [instance.kv_blocks() for instance in self.instances]
 
-    def wait_handed_over(self, within_s: float = 5.0) -> None:
+    def wait_handed_over(self, within_s: float = 15.0) -> None:
         """Wait until decode has fetched all KV: before, both sides are told of a client that leaves, in any order."""
         until(lambda: not any(one.kv_blocks() for one in self.of("prefill")), "decode has the KV", within_s)
 
-    def wait_idle(self, within_s: float = 5.0) -> None:
+    def wait_kv_free(self, within_s: float = 15.0) -> None:
+        """Wait until no instance holds KV: it hears of an end from a connection of its own."""
+        until(lambda: not any(self.kv_blocks()), f"KV given back: {self.kv_blocks()}", within_s)
+
+    def wait_idle(self, within_s: float = 15.0) -> None:
         """Wait until neither the gauges nor the instances' own books show work."""
         self.coordinator.wait_idle(within_s)
-        until(lambda: not any(self.kv_blocks()), f"KV given back: {self.kv_blocks()}", within_s)
+        self.wait_kv_free(within_s)
 
 
 def cluster_config(instances: list[Simulator], changes: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +94,7 @@ class Starter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._started: list[Process] = []
+        self._ports = HeldPorts()  # of processes that may come back at their address
 
     def fleet(self, options: list[dict[str, Any]]) -> Fleet:
         """Instances in one process."""
@@ -95,7 +102,7 @@ class Starter:
 
     def instance(self, role: str, *arguments: str) -> InstanceProcess:
         """An instance in a process of its own."""
-        return self._own(InstanceProcess(role, arguments, self._folder))
+        return self._own(InstanceProcess(role, arguments, self._folder, self._ports.take()))
 
     def again(self, ended: InstanceProcess) -> InstanceProcess:
         """A successor at the same address."""
@@ -134,3 +141,4 @@ class Starter:
         finally:
             for process in self._started:
                 process.kill()
+            self._ports.close()

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, Starter, cluster_config
-from processes import Coordinator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from clusters import Cluster, Starter, cluster_config
+from processes import Coordinator
 
 
 def _starter(folder: Path) -> Iterator[Starter]:

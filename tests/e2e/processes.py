@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 HOST = "127.0.0.1"
 START_S = 30.0
-STOP_S = 15.0
+STOP_S = 30.0
 POLL_S = 0.01
 # the kernel kills the child when its parent is gone (prctl PR_SET_PDEATHSIG, SIGKILL)
 LAUNCHER = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
@@ -27,7 +28,7 @@ FLEET = str(Path(__file__).with_name("fleet_process.py"))
 NEVER_IN_A_LOG = ("Traceback", "never retrieved", "never awaited", "Task was destroyed", "unclosed", "Warning: ")
 
 
-def until(check: Callable[[], Any], what: str, within_s: float = 10.0) -> Any:
+def until(check: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
     """Ask again and again until the answer is true, and return it; fails the test after `within_s` seconds."""
     deadline_s = time.monotonic() + within_s
     while not (found := check()):
@@ -41,7 +42,7 @@ def call(
     port: int, path: str, body: object = None, *, method: str = "", headers: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
     """One plain HTTP call to a port of this machine: status, headers (lower case), body."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    connection = http.client.HTTPConnection(HOST, port, timeout=20)
     try:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method or ("GET" if data is None else "POST"), path, data, dict(headers or {}))
@@ -56,6 +57,28 @@ def call_json(port: int, path: str, body: object = None, *, method: str = "") ->
     status, _, data = call(port, path, body, method=method)
     assert status // 100 == 2, (path, status, data)
     return json.loads(data)
+
+
+def sockets_of(pid: int) -> list[list[str]]:
+    """The TCP sockets of a process, as the fields of /proc/net/tcp."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return [fields for fields in rows if fields[9] in inodes]
+
+
+def port_in(address: str) -> int:
+    """The port of an address in /proc/net/tcp."""
+    return int(address.rpartition(":")[2], 16)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process listens on a port."""
+    with suppress(OSError):
+        return any(fields[3] == "0A" and port_in(fields[1]) == port for fields in sockets_of(pid))
+    return False
 
 
 class Process:
@@ -176,7 +199,7 @@ class Fleet(Process):
 class InstanceProcess(Process, Simulator):
     """One simulated instance in a process of its own, as `pd-coordinator instance` starts it."""
 
-    def __init__(self, role: str, arguments: Iterable[str], folder: Path, port: int = 0) -> None:
+    def __init__(self, role: str, arguments: Iterable[str], folder: Path, port: int) -> None:
         self._arguments = tuple(arguments)
         self._folder = folder
         command = ["-m", "coordinator", "instance", "--role", role, "--port", str(port), *self._arguments]
@@ -241,6 +264,6 @@ class Coordinator(Process):
         names = ("requests_in_flight", "requests_queued", "instance_in_flight", "kv_pinned_requests")
         return {name: self.metric(f"pd_coordinator_{name}") for name in names}
 
-    def wait_idle(self, within_s: float = 5.0) -> None:
+    def wait_idle(self, within_s: float = 15.0) -> None:
         """Wait until no gauge shows live work."""
         until(lambda: not any(self.loads().values()), f"gauges at zero, not {self.loads()}", within_s)

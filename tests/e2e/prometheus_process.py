@@ -3,7 +3,6 @@
 import http.client
 import json
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,15 +12,7 @@ from processes import HOST, Process, until
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = shutil.which("prometheus")
-START_S = 30.0
-
-
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        port: int = taken.getsockname()[1]
-        return port
+START_S = 60.0
 
 
 class Prometheus(Process):
@@ -29,10 +20,11 @@ class Prometheus(Process):
 
     Args:
         management_port: of the coordinator.
+        port: where it shall listen.
         folder: for its data, its configuration and its log.
     """
 
-    def __init__(self, management_port: int, folder: Path) -> None:
+    def __init__(self, management_port: int, port: int, folder: Path) -> None:
         targets = [{"targets": [f"{HOST}:{management_port}"]}]
         job = {"honor_labels": True, "static_configs": targets}
         config = {
@@ -45,7 +37,7 @@ class Prometheus(Process):
         }
         path = folder / "prometheus.yaml"
         path.write_text(yaml.safe_dump(config))
-        self.port = free_port()
+        self.port = port
         launched = "import os,sys; os.execv(sys.argv[1],sys.argv[1:])"
         options = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
         options.append(f"--web.listen-address={HOST}:{self.port}")
@@ -78,7 +70,7 @@ class Prometheus(Process):
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=10)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
         try:
             connection.request("GET", path)
             reply = connection.getresponse()

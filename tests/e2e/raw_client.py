@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from processes import HOST, POLL_S
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 Headers = Mapping[str, str]
 
 

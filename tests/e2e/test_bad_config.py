@@ -55,7 +55,7 @@ CASES = {
 def run(command: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Run a command on a file."""
     words = [sys.executable, "-m", "coordinator", command, "--config", str(path)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("case", CASES)

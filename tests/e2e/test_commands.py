@@ -20,12 +20,12 @@ PROGRAM = Path(sys.executable).with_name("pd-coordinator")
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     words = [sys.executable, "-m", "coordinator", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_installed_program_has_a_version():
     assert PROGRAM.exists()
-    done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, timeout=60, check=True)
     compiled = "" if relay.__file__.endswith(".py") else r" \(compiled\)"
     assert re.fullmatch(rf"pd-coordinator \d+\.\d+\.\d+\S*{compiled}\n", done.stdout)
 
@@ -62,7 +62,7 @@ def test_a_command_whose_reader_has_left_ends_quietly(arguments: list[str]):
     os.close(reader)
     words = [sys.executable, "-m", "coordinator", *arguments]
     try:
-        done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -77,7 +77,7 @@ def test_instance_speaks_the_protocol_until_sigterm(start):
     answer = call_json(instance.port, "/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 3}})
     assert answer["details"]["generated_tokens"] == 3
     instance.signal(signal.SIGTERM)
-    assert instance.wait(5) == 0
+    assert instance.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_demo_stays_up_and_its_curl_lines_work(start):
     the_live_page_has_the_request(demo.log())
     if shutil.which("curl"):
         for line in lines:
-            done = subprocess.run(["sh", "-c", f"{line} -sS --fail --noproxy '*'"], capture_output=True, timeout=20,
+            done = subprocess.run(["sh", "-c", f"{line} -sS --fail --noproxy '*'"], capture_output=True, timeout=60,
                                   check=False)  # fmt: skip
             assert done.returncode == 0, (line, done.stderr)
             assert done.stdout
     demo.signal(signal.SIGINT)
-    assert demo.wait(10) == 0
+    assert demo.wait() == 0
 
 
 def the_live_page_has_the_request(printed: str) -> None:
@@ -162,7 +162,7 @@ def test_demo_survives_what_it_invites_to(start):
     for _ in range(4):
         assert call_json(port, "/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 3}})
     demo.signal(signal.SIGTERM)
-    assert demo.wait(10) == 0
+    assert demo.wait() == 0
     assert all(refused(instance) for instance in instances)
 
 

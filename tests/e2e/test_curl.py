@@ -15,7 +15,7 @@ STORY = "Tell me about a bridge"
 
 def curl(*arguments: str, data: bytes | None = None) -> tuple[str, bytes]:
     """Run curl; what it says about the wire (-v), and the body."""
-    command = [CURL or "curl", "--no-progress-meter", "--noproxy", "*", "--max-time", "15", "-v", *arguments]
+    command = [CURL or "curl", "--no-progress-meter", "--noproxy", "*", "--max-time", "60", "-v", *arguments]
     done = subprocess.run(command, input=data, capture_output=True, check=True)
     return done.stderr.decode("latin-1"), done.stdout
 
@@ -38,7 +38,9 @@ def test_stream_keeps_the_connection(cluster):
 def test_expect_on_a_large_body(cluster):
     data = json.dumps(CHAT.body(STORY + " water" * 360_000)).encode()
     assert len(data) > 2 << 20
-    wire, body = curl(f"{cluster.coordinator.url}{CHAT.path}", "--data-binary", "@-", data=data)
+    # without the time curl gives up waiting after a second, and a coordinator that has the body says no word more of it
+    waits = ["--expect100-timeout", "60"]
+    wire, body = curl(f"{cluster.coordinator.url}{CHAT.path}", *waits, "--data-binary", "@-", data=data)
     assert "Expect: 100-continue" in wire
     assert "HTTP/1.1 100 Continue" in wire
     assert CHAT.text(body, "")

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,11 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 from clusters import FAST, QUICK_HEALTH, Starter
-from processes import HOST, Process, call, call_json, until
+from processes import HOST, Process, Simulator, call, call_json, until
 from readme_blocks import examples, shape
+from traffic import HELD
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 import helm_process
+from held_ports import HeldPorts
 from manifests import cluster_yaml, container, merged, one, pod
 
 PAGE = (Path(__file__).parents[2] / "docs/deploy.md").read_text()
@@ -31,13 +32,18 @@ SLOW = "Hello [[fault:slow=0.1]] [[length:15]]"
 pytestmark = pytest.mark.xdist_group("deploy")
 
 
-def simulated(config: dict, start: Starter) -> dict:
+def instances_for(config: dict, start: Starter) -> list[Simulator]:
+    """Simulated instances in the places of those of a configuration."""
+    cluster = config["cluster"]
+    common = {"engine": cluster["engine"], "model": cluster.get("model", "m"), "timing": FAST}
+    return start.fleet([{"role": row["role"], **common} for row in cluster["instances"]]).instances
+
+
+def simulated(config: dict, start: Starter, instances: list[Simulator] | None = None) -> dict:
     """The configuration, with its instances simulated here and its ports left to the system."""
     cluster = config["cluster"]
     rows = [{key: row[key] for key in ("role", "id")} for row in cluster["instances"]]
-    common = {"engine": cluster["engine"], "model": cluster.get("model", "m"), "timing": FAST}
-    fleet = start.fleet([{"role": row["role"], **common} for row in rows])
-    for row, instance in zip(rows, fleet.instances, strict=True):
+    for row, instance in zip(rows, instances or instances_for(config, start), strict=True):
         row["url"] = instance.url
     server = {key: 0 if key.endswith("port") else value for key, value in config["server"].items()}
     server |= {"port": 0, "management_port": 0}
@@ -66,7 +72,7 @@ def test_a_look_shows_what_the_page_says(look, walked):
     code = look.code.replace("127.0.0.1:1025", f"{HOST}:{walked.port}")
     code = code.replace("127.0.0.1:1026", f"{HOST}:{walked.management_port}")
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, timeout=30, env=environment,
+    done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, timeout=90, env=environment,
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert shape(done.stdout) == shape(look.printed)
@@ -82,7 +88,7 @@ def test_the_doctor_says_what_the_page_says(walked, tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(config | {"limits": {"max_requests": 10}}))  # whatever this machine's limit of files
     command = [sys.executable, "-m", "coordinator", "doctor", "--config", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     (shown,) = re.findall(r"^```text doctor\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.sub(r"\d+", "N", done.stdout.partition(": ")[2]) == re.sub(r"\d+", "N", shown.partition(": ")[2])
@@ -96,7 +102,8 @@ def skeleton(line: str) -> str:
 
 def test_the_log_has_the_lines_of_the_page(start):
     """Start, a request, a change, a stop while a stream runs."""
-    config = simulated(FILES[0], start)
+    instances = instances_for(FILES[0], start)
+    config = simulated(FILES[0], start, instances)
     coordinator = start.coordinator(config)
     coordinator.wait_ready()
     until(lambda: set(coordinator.states().values()) == {"ready"}, "all are ready")
@@ -109,16 +116,18 @@ def test_the_log_has_the_lines_of_the_page(start):
     coordinator.said("configuration reloaded: added d1")
 
     bodies: list[bytes] = []
-    body = {"model": "demo", "prompt": SLOW, "stream": True}
+    body = {"model": "demo", "prompt": f"Hello {HELD}", "stream": True}
     stream = threading.Thread(target=lambda: bodies.append(call(coordinator.port, "/v1/completions", body)[2]))
     stream.start()
-    until(lambda: coordinator.metric("pd_coordinator_requests_in_flight") == 1, "the stream runs")
+    (decode,) = [one for one in instances if one.role == "decode"]
+    until(lambda: decode.state()["generating"], "the stream runs")
     coordinator.signal(signal.SIGTERM)
     coordinator.said("draining: no new requests, 1 live ones may end")
     status, headers, answer = call(coordinator.port, "/v1/completions", {"model": "demo", "prompt": "Hello"})
     assert (status, b'"code":"draining"' in answer, int(headers["retry-after"]) > 0) == (503, True, True)
     said = call(coordinator.management_port, "/v1/readiness")[2].decode()
     assert said in PAGE
+    decode.act("go_on")
     stream.join(30)
     assert bodies[0].endswith(b"data: [DONE]\n\n")
     assert coordinator.wait() == 0
@@ -155,19 +164,17 @@ def helm() -> Iterator[helm_process.Helm]:
     yield from helm_process.engine()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment: the chart, other than the program, wants numbers."""
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+@pytest.fixture
+def ports() -> Iterator[HeldPorts]:
+    """Ports that nobody else gets: the chart, other than the program, wants numbers."""
+    with HeldPorts() as held:
+        yield held
 
 
-def test_the_pod_of_the_chart_runs_answers_its_probes_and_ends_in_time(helm, start, tmp_path):
+def test_the_pod_of_the_chart_runs_answers_its_probes_and_ends_in_time(helm, start, tmp_path, ports):
     config = simulated(FILES[1], start)
     names = ("port", "management_port", "metrics_port", "status_port")
-    config["server"] = dict(zip(names, free_ports(4), strict=True))
+    config["server"] = {name: ports.take() for name in names}
     config["timeouts"] = {"drain_s": 3}
     values = {"config": config, "serviceMonitor": {"enabled": True}}
 
@@ -180,16 +187,16 @@ def test_the_pod_of_the_chart_runs_answers_its_probes_and_ends_in_time(helm, sta
     process = start._own(Process("pod", ["-m", "coordinator", *args], tmp_path))
     process.said("serves on 0.0.0.0 port")
 
-    ports = {port["name"]: port["containerPort"] for port in found["ports"]}
+    numbers = {port["name"]: port["containerPort"] for port in found["ports"]}
     for kind in ("startup", "liveness", "readiness"):
         probe = found[f"{kind}Probe"]["httpGet"]
-        until(lambda probe=probe: call(ports[probe["port"]], probe["path"])[0] == 200, f"the {kind} probe is content")
+        until(lambda probe=probe: call(numbers[probe["port"]], probe["path"])[0] == 200, f"the {kind} probe is content")
     status_probe = container(helm, merged(values, {"probes": {"port": "status"}}))["readinessProbe"]["httpGet"]
-    assert call(ports[status_probe["port"]], status_probe["path"])[0] == 200
+    assert call(numbers[status_probe["port"]], status_probe["path"])[0] == 200
     (endpoint,) = one(helm, "ServiceMonitor", values)["spec"]["endpoints"]
-    assert b"pd_coordinator_requests_in_flight" in call(ports[endpoint["port"]], endpoint["path"])[2]
+    assert b"pd_coordinator_requests_in_flight" in call(numbers[endpoint["port"]], endpoint["path"])[2]
     body = {"model": config["cluster"]["model"], "prompt": SLOW, "max_tokens": 4}
-    assert call_json(ports["http"], "/v1/completions", body)["usage"]["completion_tokens"] == 4
+    assert call_json(numbers["http"], "/v1/completions", body)["usage"]["completion_tokens"] == 4
 
     spec = pod(helm, values)["spec"]
     process.signal(signal.SIGTERM)

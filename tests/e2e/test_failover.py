@@ -29,12 +29,12 @@ async def test_a_killed_instance_is_worked_around_and_used_again(start, role: st
         await streams.more(20)
         assert victim.state()["requests"] > 0
         victim.kill()
-        await eventually(lambda: coordinator.states()[name] != "ready", f"{name} is out", 2)
+        await eventually(lambda: coordinator.states()[name] != "ready", f"{name} is out")
         await whole.more(30)
         await streams.more(30)
         back = start.again(victim)
-        await eventually(lambda: coordinator.states()[name] == "ready", f"{name} is back", 5)
-        await eventually(lambda: busy(back, role), f"{name} gets work again", 5)
+        await eventually(lambda: coordinator.states()[name] == "ready", f"{name} is back")
+        await eventually(lambda: busy(back, role), f"{name} gets work again")
 
     assert whole.counts.keys() == {"whole"}, (whole.counts, whole.notes)
     assert streams.counts.keys() <= {"whole", "broken"}, (streams.counts, streams.notes)
@@ -48,7 +48,7 @@ def busy(instance, role: str) -> int:
     return instance.state()["inference_requests" if role == "prefill" else "accepted"]
 
 
-LONG_COOL_DOWN = {"interval_s": 60, "timeout_s": 2, "fail_after": 3, "recover_after": 1}
+LONG_COOL_DOWN = {"interval_s": 60, "timeout_s": 20, "fail_after": 3, "recover_after": 1}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -23,7 +23,7 @@ def _online(monkeypatch):
 
 
 def client_of(coordinator, path: str = "", **more) -> InferenceClient:
-    return InferenceClient(base_url=f"{coordinator.url}{path}", token="unused", timeout=10, **more)
+    return InferenceClient(base_url=f"{coordinator.url}{path}", token="unused", timeout=30, **more)
 
 
 @pytest.mark.parametrize("path", ["", "/generate"])

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import openai
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("keys")
 def made(*arguments: str, stdin: str = "") -> str:
     """What `pd-coordinator key` prints."""
     command = [sys.executable, "-m", "coordinator", "key", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, timeout=90).stdout
 
 
 def new_key(name: str, **limits: int) -> tuple[str, dict[str, object]]:
@@ -56,7 +57,7 @@ def test_clients_need_a_key_and_their_own_tools_send_it(start, keys, workers):
     server = {"workers": workers, "port": 0, "management_port": 0}
     coordinator = start.cluster(auth=auth(keys, "a", "b"), server=server).coordinator
     url, (key, _) = coordinator.url, keys["a"]
-    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10) as client:
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
         messages = [{"role": "user", "content": "Hello"}]
         assert client.chat.completions.create(model=MODEL, messages=messages, max_tokens=3).usage.completion_tokens == 3
         assert next(iter(client.models.list())).id == MODEL
@@ -67,9 +68,9 @@ def test_clients_need_a_key_and_their_own_tools_send_it(start, keys, workers):
     for name in ("x-api-key", "api-key"):
         assert call(coordinator.port, CHAT.path, CHAT.body("Hello"), headers={name: keys["b"][0]})[0] == 200
     assert call(coordinator.port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys["ops"][0]))[0] == 401
-    told = coordinator.metric("pd_coordinator_key_requests_total", key="team-a", outcome="ok")
-    assert told == 2  # calls that engines have served
-    assert coordinator.metric("pd_coordinator_key_requests_total", key="-", outcome="client_error") == 2
+    counted = partial(coordinator.metric, "pd_coordinator_key_requests_total")
+    until(lambda: counted(key="team-a", outcome="ok") == 2, "calls that engines have served are counted")
+    until(lambda: counted(key="-", outcome="client_error") == 2, "those without a key are counted")
     until(lambda: "key=team-b" in coordinator.log(), "the log names the key")
     assert not any(one in coordinator.log() for one, _ in keys.values())
 
@@ -131,15 +132,10 @@ async def test_requests_in_flight(keyed, keys):
         refused = await ask(keyed.port, CHAT.path, CHAT.body("Hello"), headers=bearer(key))
         assert (refused.status, refused.header("retry-after")) == (429, "1")
 
-    # the client has left: its place is free
-    async def free() -> bool:
-        return (await ask(keyed.port, CHAT.path, CHAT.body("Hello"), headers=bearer(key))).status == 200
+    def free() -> bool:
+        return call(keyed.port, CHAT.path, CHAT.body("Hello"), headers=bearer(key))[0] == 200
 
-    for _ in range(100):
-        if await free():
-            break
-    else:
-        pytest.fail("the place was not given back")
+    await eventually(free, "the client has left: its place is free")
 
 
 def request_with_key(path: str, body: object, key: str) -> bytes:
@@ -177,21 +173,25 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
     def status(name: str) -> int:
         return call(port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys[name][0]))[0]
 
-    assert [status(name) for name in ("a", "b", "ops")] == [200, 200, 401]
+    def everywhere(*wanted: tuple[str, int]) -> bool:
+        """Whether the answer is this one, in each process: the system deals connections out by chance."""
+        return all(status(name) == code for name, code in wanted for _ in range(10 if workers > 1 else 1))
+
+    assert everywhere(("a", 200), ("b", 200), ("ops", 401))
     async with await Client.connect(port) as client:
         body = CHAT_STREAM.body(f"Story {HELD}")
         await client.send(request_with_key(CHAT_STREAM.path, body, keys["a"][0]))
         assert await client.head() == 200
 
         file.write_text(json.dumps({"keys": [keys["ops"][1]]}))
-        await eventually(lambda: [status("b"), status("ops")] == [401, 200], "the file counts")
+        await eventually(lambda: everywhere(("b", 401), ("ops", 200)), "the file counts")
         file.write_text("keys: [")
         await eventually(lambda: "those before stay valid" in coordinator.log(), "a broken one is told")
-        assert status("ops") == 200
+        assert everywhere(("ops", 200))
 
         coordinator.write_config(cluster.config | {"auth": auth(keys, "b")})
         coordinator.signal(signal.SIGHUP)
-        await eventually(lambda: [status("a"), status("b"), status("ops")] == [401, 200, 401], "the reload counts")
+        await eventually(lambda: everywhere(("a", 401), ("b", 200), ("ops", 401)), "the reload counts")
         cluster.go_on()
         await client.rest()
         assert client.complete  # what ran with a key that is gone has ended in order
@@ -260,7 +260,7 @@ def test_a_key_that_there_was_can_be_kept(start):
         input="short",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert (weak.returncode, weak.stdout) == (2, "")

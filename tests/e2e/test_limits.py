@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 from dialects import BY_NAME, CHAT, CHAT_STREAM
+from processes import until
 from raw_client import Client, ask, eventually
 from traffic import open_streams
 
@@ -23,7 +25,7 @@ async def test_too_many_requests(start):
         assert 1 <= int(reply.header("retry-after")) <= 120
         assert json.loads(reply.body)["error"]
     assert cluster.prefill.state()["inference_requests"] == before
-    assert cluster.coordinator.metric("pd_coordinator_requests_total", outcome="rejected") == 5
+    until(lambda: cluster.coordinator.metric("pd_coordinator_requests_total", outcome="rejected") == 5, "five counted")
     await streams.pop().reset()
     await eventually(lambda: cluster.coordinator.loads()["requests_in_flight"] == 2, "one has left")
     assert (await ask(cluster.port, CHAT.path, CHAT.body("Hello"))).status == 200
@@ -78,9 +80,9 @@ async def test_a_slow_client_is_cut_off_alone(start):
     bodies = await asyncio.gather(*(other.rest() for other in others))
     assert all(CHAT_STREAM.text(body, prompt) for body in bodies)
     assert all(other.complete for other in others)
-    assert coordinator.metric("pd_coordinator_requests_total", outcome="slow_client") == 1
-    assert coordinator.metric("pd_coordinator_requests_total", outcome="ok") == 3
-    assert cluster.decode.state()["stopped"] == 1
+    counted = partial(coordinator.metric, "pd_coordinator_requests_total")
+    until(lambda: (counted(outcome="slow_client"), counted(outcome="ok")) == (1, 3), "one is cut off, three are served")
+    until(lambda: cluster.decode.state()["stopped"] == 1, "decode is told")
     cluster.wait_idle()
     await slow.rest()
     assert not slow.complete

@@ -39,7 +39,7 @@ def loaded(shared):
     shared.wait_idle()
 
 
-async def pictures(coordinator, check, within_s=30):
+async def pictures(coordinator, check, within_s=60):
     """Events until one holds; all that came, put together."""
     seen, columns = {}, []
     url = f"http://{HOST}:{coordinator.management_port}/v1/live"
@@ -69,6 +69,8 @@ async def test_load_shows(loaded):
             coordinator,
             lambda seen: (
                 (seen["figures"]["moving"]["requests_s"] or 0) > 1
+                # in a short time more may end than begin
+                and seen["figures"]["moving"]["tokens_s"] > seen["figures"]["moving"]["requests_s"] * 10
                 and seen["figures"]["moving"]["itl_s"]["p50"] is not None
                 and seen["figures"]["in_flight"] > 0
                 and len({path["decode"] for path in seen["paths"]}) == 2
@@ -76,7 +78,6 @@ async def test_load_shows(loaded):
         )
     figures = picture["figures"]
     assert figures["ready"] is True
-    assert figures["moving"]["tokens_s"] > figures["moving"]["requests_s"] * 10
     assert 0 < figures["moving"]["ttft_s"]["p50"] < 30
     assert figures["moving"]["failures_s"] == 0
     assert {row["id"]: row["role"] for row in rows} == {"p0": "prefill", "d0": "decode", "d1": "decode"}
@@ -103,17 +104,24 @@ async def test_failures_of_all_processes_are_counted(loaded):
     assert traffic.counts["wrong"] == 0
 
 
+async def top(coordinator):
+    """What `pd-coordinator top` prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "coordinator", "top", "--once", "--json",
+        "--url", f"http://{HOST}:{coordinator.management_port}", stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return json.loads(out)
+
+
 async def test_top(loaded):
     async with Traffic(loaded.port, [CHAT_STREAM], clients=4) as traffic:
         await traffic.more(10)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "coordinator", "top", "--once", "--json",
-            "--url", f"http://{HOST}:{loaded.coordinator.management_port}", stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        async with asyncio.timeout(60):
-            out, _ = await process.communicate()
-    assert process.returncode == 0
-    told = json.loads(out)
+        async with asyncio.timeout(120):
+            told = await top(loaded.coordinator)
+            while not told["figures"]["moving"]["requests_s"]:  # the second that it looks at may be one of silence
+                told = await top(loaded.coordinator)
     assert {one["id"] for one in told["instances"]} == {"p0", "d0", "d1"}
     assert told["figures"]["moving"]["requests_s"] > 0
     assert told["paths"]
@@ -155,4 +163,4 @@ def test_listeners_do_not_hold_up_the_end(start, workers):
                 await reply.content.read()
 
     asyncio.run(listen_and_stop())
-    until(lambda: not loaded.coordinator.running, "the coordinator has ended", 15)
+    until(lambda: not loaded.coordinator.running, "the coordinator has ended")

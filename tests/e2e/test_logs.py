@@ -72,7 +72,7 @@ def finished(cluster, ident: str) -> dict[str, str]:
 
 async def line_of(cluster, ident: str) -> dict[str, str]:
     """The same, once it is written."""
-    found: dict[str, str] = await eventually(lambda: finished(cluster, ident), f"a line about {ident}", 2)
+    found: dict[str, str] = await eventually(lambda: finished(cluster, ident), f"a line about {ident}")
     return found
 
 
@@ -93,8 +93,11 @@ async def test_one_line_for_each_request(cluster, dialect):
 async def test_wire_ids_lead_to_the_records_of_the_instances(cluster):
     await ask(cluster.port, CHAT.path, CHAT.body("Hello"), {"X-Request-Id": "trace-me"})
     wire = (await line_of(cluster, "trace-me"))["wire"]
-    released = [row["id"] for instance in cluster.instances for row in instance.state()["kv"]["released"]]
-    assert released.count(wire) == 2  # prefill and decode
+
+    def released() -> list[str]:
+        return [row["id"] for instance in cluster.instances for row in instance.state()["kv"]["released"]]
+
+    await eventually(lambda: released().count(wire) == 2, "prefill and decode have released it")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import time
+from collections import Counter
 
 import pytest
 from dialects import BY_NAME, CHAT, CHAT_STREAM, DIALECTS
+from processes import until
 from raw_client import ask
 from traffic import open_streams
 
@@ -55,9 +57,13 @@ async def test_every_api_outcome_and_stage_is_there_from_the_start(start):
 async def test_sums_after_known_traffic(start):
     cluster = start.cluster(timing={"prefill_ms": 100.0, "prefill_lanes": 64, "decode_ms": 10.0})
     metric = cluster.coordinator.metric
+    took_s: Counter[str] = Counter()
     for dialect in DIALECTS:
+        began_s = time.monotonic()
         reply = await ask(cluster.port, dialect.path, dialect.body("Hello [[length:11]]", 11))
         assert reply.status == 200
+        until(lambda: metric("pd_coordinator_requests_in_flight") == 0, "it is counted")
+        took_s[dialect.api] += time.monotonic() - began_s
     await ask(cluster.port, CHAT.path, b"{")
     await ask(cluster.port, CHAT.path, CHAT.body("Hello [[fault:status=500]]"))
     await ask(cluster.port, "/nowhere")
@@ -74,13 +80,14 @@ async def test_sums_after_known_traffic(start):
         streams = [dialect for dialect in DIALECTS if dialect.api == api and dialect.stream]
         count = metric("pd_coordinator_inter_token_latency_seconds_count", api=api)
         assert 9 * len(streams) <= count <= 10 * len(streams)  # an empty piece is no token of its own
-        mean_s = metric("pd_coordinator_inter_token_latency_seconds_sum", api=api) / count
-        assert 0.008 < mean_s < 0.05
+        between_s = metric("pd_coordinator_inter_token_latency_seconds_sum", api=api)
+        assert 0.008 * count < between_s < took_s[api] - 0.1 * len(streams)
     duration_s = metric("pd_coordinator_request_duration_seconds_sum", api="triton")
-    assert 3 * 0.15 < duration_s < 3 * 0.8
+    assert 3 * 0.15 < duration_s < took_s["triton"]
     assert metric("pd_coordinator_request_duration_seconds_count", api="triton") == 3
-    prefill_s = metric("pd_coordinator_stage_duration_seconds_sum", stage="prefill") / len(DIALECTS)
-    assert 0.1 < prefill_s < 0.4
+    prefill_s = metric("pd_coordinator_stage_duration_seconds_sum", stage="prefill")
+    decode_s = metric("pd_coordinator_stage_duration_seconds_sum", stage="decode")
+    assert 0.1 * len(DIALECTS) < prefill_s < took_s.total() - decode_s
 
 
 async def test_time_to_first_token(start):
@@ -104,7 +111,8 @@ async def test_gauges_show_live_work(start):
     assert metric("pd_coordinator_instance_in_flight", role="decode") == 6
     assert metric("pd_coordinator_instance_in_flight", instance="d0") == 3
     assert metric("pd_coordinator_instance_up") == 3
-    assert metric("pd_coordinator_stage_requests", stage="decode") == 6
+    # the first piece is prefill's: what decode adds to it comes a little later
+    until(lambda: metric("pd_coordinator_stage_requests", stage="decode") == 6, "all are at decode")
     assert metric("pd_coordinator_stage_requests") == 6
     for stream in streams:
         await stream.reset()

@@ -10,7 +10,7 @@ MESSAGES = [{"role": "user", "content": "Tell me about the mountains"}]
 
 
 def client_of(coordinator, **more) -> OpenAI:
-    return OpenAI(base_url=f"{coordinator.url}/v1", api_key="unused", max_retries=0, timeout=10, **more)
+    return OpenAI(base_url=f"{coordinator.url}/v1", api_key="unused", max_retries=0, timeout=30, **more)
 
 
 def says(words: str) -> list[dict[str, str]]:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from clusters import FAST, QUICK_HEALTH
 from dialects import BY_NAME, MODEL
 from processes import until
-from prometheus_process import PROMETHEUS, Prometheus, free_port
+from prometheus_process import PROMETHEUS, Prometheus
 from raw_client import ask, eventually
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 from boards import BOARDS, filled_in, load, queries
+from held_ports import HeldPorts
 
-FAST = {"prefill_ms": 3.0, "decode_ms": 3.0, "prefill_lanes": 4}
-QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 1, "fail_after": 2, "recover_after": 1}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("prometheus"),
@@ -26,22 +26,28 @@ pytestmark = [
 ]
 DIALECTS = [BY_NAME[name] for name in ("chat-stream", "chat", "completions-stream")]
 ENGINES = ("mindie", "mindie", "vllm", "vllm")
-DATA_S = 25.0
+DATA_S = 90.0
 FALLBACK = " or on () vector(0)"
 KEY = "key-of-a-team"
 SENDS_KEY = {"Authorization": f"Bearer {KEY}"}
 
 
-def sources(folder, instance):
+@pytest.fixture
+def ports():
+    with HeldPorts() as held:
+        yield held
+
+
+def sources(folder, instance, port):
     """Two places where instances are looked for: a file with one, and a name server that is not there."""
     folder.mkdir()
     (folder / "more.yaml").write_text(yaml.safe_dump([instance]))
-    gone = {"name": "decode.test.", "role": "decode", "port": 1, "nameservers": [f"127.0.0.1:{free_port()}"]}
+    gone = {"name": "decode.test.", "role": "decode", "port": 1, "nameservers": [f"127.0.0.1:{port}"]}
     return {"files": [str(folder / "*.yaml")], "dns": [{**gone, "timeout_s": 0.3}]}
 
 
 @pytest.fixture
-def cluster(start, tmp_path):
+def cluster(start, tmp_path, ports):
     """A pair of MindIE and a pair of vLLM, and everything on that can be counted."""
     roles = ("prefill", "decode") * 2
     fleet = start.fleet([{"role": r, "engine": e, "timing": FAST} for r, e in zip(roles, ENGINES, strict=True)])
@@ -55,7 +61,7 @@ def cluster(start, tmp_path):
             "server": {"port": 0, "management_port": 0},
             "auth": {"keys": [{"name": "team", "hash": f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"}]},
             "cluster": {"model": MODEL, "instances": listed},
-            "discovery": sources(tmp_path / "instances.d", found),
+            "discovery": sources(tmp_path / "instances.d", found, ports.take()),
             "scheduling": {"policy": "round_robin"},
             "health": QUICK_HEALTH,
             "metrics": {"engines": {"scrape": True, "interval_s": 0.3}},
@@ -71,9 +77,9 @@ def cluster(start, tmp_path):
 
 
 @pytest.fixture
-def prometheus(start, cluster, tmp_path):
+def prometheus(start, cluster, tmp_path, ports):
     """Scrapes that coordinator."""
-    return start._own(Prometheus(cluster.management_port, tmp_path))
+    return start._own(Prometheus(cluster.management_port, ports.take(), tmp_path))
 
 
 class Load:
@@ -148,11 +154,16 @@ async def test_every_panel_and_rule_has_data(cluster, prometheus):
 async def only_real_trouble(prometheus):
     """The failing requests are seen; what is well is not complained of."""
     await eventually(lambda: states(prometheus, "PdCoordinatorRequestsFail") == ["pending"], "the alert", DATA_S)
-    rules = prometheus.rules()
-    active = {name for name, rule in rules.items() if rule["type"] == "alerting" and rule["alerts"]}
-    assert active <= {"PdCoordinatorRequestsFail", "PdCoordinatorInstanceFails", "PdCoordinatorDiscoveryLost"}
-    share = prometheus.values("pd_coordinator:failed:ratio5m")
+    allowed = {"PdCoordinatorRequestsFail", "PdCoordinatorInstanceFails", "PdCoordinatorDiscoveryLost"}
+    # on a busy machine a scrape may fail, which is real trouble until the next one
+    await eventually(lambda: active(prometheus) <= allowed, "nothing else is complained of", DATA_S)
+    share = await eventually(lambda: prometheus.values("pd_coordinator:failed:ratio5m"), "the share", DATA_S)
     assert 0.05 < share[0] < 0.6
+
+
+def active(prometheus):
+    """Alerts that are pending or fire."""
+    return {name for name, rule in prometheus.rules().items() if rule["type"] == "alerting" and rule["alerts"]}
 
 
 def states(prometheus, rule):
@@ -162,7 +173,8 @@ def states(prometheus, rule):
 
 async def the_lost_source_is_told(prometheus):
     """By its name, on the board and by the alert; the source that is reached is not."""
-    up = {one["metric"]["source"]: one["value"][1] for one in prometheus.query("pd_coordinator_discovery_up")}
+    found = await eventually(lambda: prometheus.query("pd_coordinator_discovery_up"), "the sources", DATA_S)
+    up = {one["metric"]["source"]: one["value"][1] for one in found}
     assert up == {"dns:decode.test.": "0", one_of(up, "files:"): "1"}
     await eventually(lambda: states(prometheus, "PdCoordinatorDiscoveryLost") == ["pending"], "the alert", DATA_S)
     (alert,) = prometheus.rules()["PdCoordinatorDiscoveryLost"]["alerts"]
@@ -179,9 +191,8 @@ def one_of(names, start):
 async def labels_are_ours(prometheus):
     """`instance` is an engine instance everywhere, and parts make up the whole."""
     expected = {f"{engine}-{role}" for engine in ("mindie", "vllm") for role in ("prefill", "decode")}
-    for metric in ("pd_coordinator_instance_up", "pd_coordinator_engine_scrape_age_seconds"):
-        assert {one["metric"]["instance"] for one in prometheus.query(metric)} == expected
-    own = prometheus.query('{job="pd-engines", __name__=~"vllm:num_requests_running|num_requests_running"}')
-    assert {one["metric"]["instance"] for one in own} == expected
-    up = prometheus.query('up{job=~"pd-.*"}')
-    assert [one["value"][1] for one in up] == ["1", "1"]
+    own = '{job="pd-engines", __name__=~"vllm:num_requests_running|num_requests_running"}'
+    for asked_for in ("pd_coordinator_instance_up", "pd_coordinator_engine_scrape_age_seconds", own):
+        found = await eventually(lambda query=asked_for: prometheus.query(query), asked_for, DATA_S)
+        assert {one["metric"]["instance"] for one in found} == expected
+    await eventually(lambda: prometheus.values('up{job=~"pd-.*"}') == [1, 1], "both pages are scraped", DATA_S)

@@ -17,8 +17,8 @@ from readme_blocks import Example, examples, shape
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "README.md").read_text()
 EXAMPLES = examples(PAGE)
-START_S = 40.0
-EXAMPLE_S = 30.0
+START_S = 90.0
+EXAMPLE_S = 90.0
 
 pytestmark = pytest.mark.xdist_group("readme")
 
@@ -53,7 +53,7 @@ def demo():
         finally:
             run.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                run.wait(15)
+                run.wait(45)
             run.kill()
     assert run.returncode == 0
 

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from dialects import CHAT_STREAM, DIALECTS, Dialect
 from raw_client import ask
-from traffic import open_streams
+from traffic import HELD, open_streams
 
 PROMPT = "Tell me about ancient paper [[length:20]]"
+TOKENS_OF_DECODE = 3  # events of a held stream of which the last ones are decode's
 
 
 @pytest.mark.parametrize("token", [1, 9])
@@ -32,19 +33,24 @@ def preempted(cluster) -> int:
 
 
 async def test_many_at_once(cluster):
-    prompts = [f"Story {number} [[fault:slow=0.02]] [[length:25]]" for number in range(12)]
-    right = [await ask(cluster.port, CHAT_STREAM.path, CHAT_STREAM.body(prompt, 25)) for prompt in prompts[:3]]
+    prompts = [f"Story {number} {HELD}" for number in range(12)]
+    uninterrupted = await open_streams(cluster.port, CHAT_STREAM, prompts[:3], 25)
+    cluster.go_on()
+    right = [await stream.rest() for stream in uninterrupted]
     streams = await open_streams(cluster.port, CHAT_STREAM, prompts, 25)
+    for stream in streams:
+        while stream.body.count(b"data: ") < TOKENS_OF_DECODE:
+            assert await stream.piece()
     before = preempted(cluster)
     for instance in cluster.of("decode"):
         instance.act("preempt")
-    assert preempted(cluster) >= before + 12
+    assert preempted(cluster) == before + 12
     bodies = await asyncio.gather(*(stream.rest() for stream in streams))
     assert all(stream.complete for stream in streams)
     texts = [CHAT_STREAM.text(body, "") for body in bodies]
-    assert texts[:3] == [CHAT_STREAM.text(reply.body, "") for reply in right]
+    assert texts[:3] == [CHAT_STREAM.text(body, "") for body in right]
     assert len(set(texts)) == 12
-    for stream in streams:
+    for stream in (*uninterrupted, *streams):
         await stream.leave()
 
 

@@ -42,7 +42,7 @@ def over_tls(authority, tmp_path_factory):
 
 
 def fetch(port: int, path: str, context: ssl.SSLContext, body: object = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPSConnection(HOST, port, context=context, timeout=10)
+    connection = http.client.HTTPSConnection(HOST, port, context=context, timeout=30)
     try:
         data = None if body is None else json.dumps(body)
         connection.request("GET" if data is None else "POST", path, data)
@@ -70,12 +70,12 @@ async def test_the_data_port(start, authority, workers):
         base_url=f"{url}/v1",
         api_key="unused",
         max_retries=0,
-        timeout=10,
+        timeout=30,
         http_client=openai.DefaultHttpxClient(verify=trust),
     ) as client:
         chunks = list(client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=9, stream=True))
         assert chunks[-1].choices[0].finish_reason == "length"
-    stranger = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=10)
+    stranger = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=30)
     with stranger, pytest.raises(openai.APIConnectionError):  # it does not know our authority
         stranger.models.list()
     with pytest.raises(REFUSED):  # plain text is no way in
@@ -86,10 +86,10 @@ async def test_the_data_port(start, authority, workers):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(over_tls, authority):
-    command = ["curl", "-sSN", "--cacert", str(authority.file), "--noproxy", "*", "--max-time", "15", "-v"]
+    command = ["curl", "-sSN", "--cacert", str(authority.file), "--noproxy", "*", "--max-time", "60", "-v"]
     url = f"https://{HOST}:{over_tls.port}{CHAT_STREAM.path}"
     done = subprocess.run(
-        [*command, url, "-d", json.dumps(CHAT_STREAM.body("Hello"))], capture_output=True, timeout=30, check=True
+        [*command, url, "-d", json.dumps(CHAT_STREAM.body("Hello"))], capture_output=True, timeout=90, check=True
     )
     assert CHAT_STREAM.text(done.stdout, "Hello")
     wire = done.stderr.decode("latin-1")
@@ -106,7 +106,7 @@ def test_a_stream_whose_decode_dies_is_broken_off(over_tls, authority):
 
 
 def test_clients_that_leave_free_what_they_held(over_tls, authority):
-    connection = http.client.HTTPSConnection(HOST, over_tls.port, context=authority.trust(), timeout=10)
+    connection = http.client.HTTPSConnection(HOST, over_tls.port, context=authority.trust(), timeout=30)
     body = CHAT_STREAM.body("Story [[fault:stall@4]] [[length:20]]")
     connection.request("POST", CHAT_STREAM.path, json.dumps(body))
     connection.getresponse().read(10)
@@ -153,7 +153,8 @@ async def test_certificates_change_while_we_run(start, authority, tmp_path, work
     new = Authority(tmp_path, "new")
     new.issue("server")
     await eventually(lambda: not refused(port, new.trust()), "the new certificate is used")
-    await eventually(lambda: refused(port, old.trust()) and refused(port, old.trust()), "in all processes")
+    # the system deals connections out by chance
+    await eventually(lambda: all(refused(port, old.trust()) for _ in range(12)), "in all processes")
     cluster.go_on()
     rest = await reader.readuntil(b"0\r\n\r\n")  # what had begun goes on to its end
     assert b"[DONE]" in rest

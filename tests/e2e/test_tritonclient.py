@@ -12,7 +12,7 @@ IDS = np.array([tokens.encode("Tell me about the river")], dtype=np.uint32)
 
 
 def client_of(coordinator) -> triton.InferenceServerClient:
-    return triton.InferenceServerClient(coordinator.url.removeprefix("http://"), network_timeout=10)
+    return triton.InferenceServerClient(coordinator.url.removeprefix("http://"), network_timeout=30)
 
 
 @pytest.fixture

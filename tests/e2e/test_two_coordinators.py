@@ -23,8 +23,8 @@ async def test_the_last_one_keeps_the_result_stream(start):
     assert not stream.complete
     assert b'"code":"engine_failed"' in body
     await stream.leave()
-    await eventually(lambda: not first.ready(), "the first one is not ready", 2)
-    assert "another coordinator has opened the result stream" in first.log()
+    await eventually(lambda: not first.ready(), "the first one is not ready")
+    first.said("another coordinator has opened the result stream")
 
     until_s = time.monotonic() + WATCHED_S
     while time.monotonic() < until_s:

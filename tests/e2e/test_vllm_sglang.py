@@ -54,7 +54,7 @@ def expired(instances):
 @engines
 def test_demo(engine):
     words = [sys.executable, "-m", "coordinator", "demo", "--once", "--engine", engine, "--prefill", "2", "--port", "0"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "curl" in done.stdout
     assert "<KV-LOST>" not in done.stdout
@@ -63,7 +63,7 @@ def test_demo(engine):
 @engines
 def test_openai_client_on_two_of_each(start, engine):
     cluster = in_front_of(start, engine, fleet(start, engine, "prefill", "prefill", "decode", "decode"))
-    with OpenAI(base_url=f"{cluster.coordinator.url}/v1", api_key="unused", max_retries=0, timeout=10) as client:
+    with OpenAI(base_url=f"{cluster.coordinator.url}/v1", api_key="unused", max_retries=0, timeout=30) as client:
         for _ in range(4):
             whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20)
             chunks = list(
@@ -97,12 +97,12 @@ async def test_a_decode_that_is_killed_is_worked_around_and_used_again(start, en
         await streams.more(20)
         assert victim.state()["requests"] > 0
         victim.kill()
-        await eventually(lambda: coordinator.states()["d1"] != "ready", "it is out", 3)
+        await eventually(lambda: coordinator.states()["d1"] != "ready", "it is out")
         await whole.more(30)
         await streams.more(30)
         back = start.again(victim)
-        await eventually(lambda: coordinator.states()["d1"] == "ready", "it is back", 5)
-        await eventually(lambda: back.state()["generated_tokens"], "it gets work again", 5)
+        await eventually(lambda: coordinator.states()["d1"] == "ready", "it is back")
+        await eventually(lambda: back.state()["generated_tokens"], "it gets work again")
     assert whole.counts.keys() == {"whole"}, (whole.counts, whole.notes)
     assert streams.counts.keys() <= {"whole", "broken"}, (streams.counts, streams.notes)
     assert streams.counts["broken"] <= 5  # those that were under way
@@ -123,19 +123,21 @@ async def test_clients_that_leave_between_prefill_and_decode_leave_nothing(start
     """Seen from outside: our gauge and the instances' own books go back to zero long before any lease ends."""
     cluster = in_front_of(start, engine, fleet(start, engine, "prefill", "decode", "decode"))
     for instance in cluster.of("decode"):
-        instance.fault("delay=1")
+        instance.fault("delay=3600")
     gone = []
     for number in range(20):
         client = await Client.connect(cluster.port)
         await client.ask(CHAT.path, CHAT.body(f"Tell me about {number}") | {"stream": stream})
         gone.append(client)
     if engine == "vllm":
-        await eventually(lambda: cluster.coordinator.metric("pd_coordinator_kv_pinned_requests") == 20, "all pinned", 5)
+        await eventually(lambda: cluster.coordinator.metric("pd_coordinator_kv_pinned_requests") == 20, "all pinned")
     else:
-        await eventually(lambda: sum(len(each.state()["rooms"]) for each in cluster.of("prefill")) == 20, "rooms", 5)
+        await eventually(lambda: sum(len(each.state()["rooms"]) for each in cluster.of("prefill")) == 20, "rooms")
+    for instance in cluster.of("decode"):
+        instance.fault()  # whoever comes from here on is not kept waiting
     for client in gone:
         await client.reset()
-    cluster.wait_idle(10)
+    cluster.wait_idle()
     if engine == "vllm":
         assert expired(cluster.instances) == 0
         assert cluster.coordinator.metric("pd_coordinator_handoffs_abandoned_total") == 0
@@ -150,9 +152,14 @@ async def test_releases_with_several_processes(start):
         assert (status, headers["x-pd-decode"]) == (200, "d1")
     cluster.wait_idle()
     assert expired(cluster.instances) == 0
-    failures = cluster.coordinator.metric("pd_coordinator_engine_failures_total", instance="d0")
-    assert failures > 0
-    assert cluster.coordinator.metric("pd_coordinator_aborts_total", result="sent") == failures
+
+    def released_and_failed() -> list[float]:
+        counted = cluster.coordinator.metric
+        failed = counted("pd_coordinator_engine_failures_total", instance="d0")
+        return [counted("pd_coordinator_aborts_total", result="sent"), failed]
+
+    until(lambda: len(set(released_and_failed())) == 1, "as many are released as have failed")
+    assert released_and_failed()[0] > 0
 
 
 def with_hybrid(start, engine, victim, fallback):
@@ -179,14 +186,14 @@ def test_a_hybrid_serves_while_the_pair_is_down(start, engine):
         status, headers, _ = call(cluster.port, CHAT.path, CHAT.body("Hello") | {"stream": stream})
         assert (status, headers["x-pd-prefill"], headers["x-pd-decode"]) == (200, "p0", "d0")
     victim.kill()
-    until(lambda: cluster.coordinator.states()["d0"] == "down", "it is down", 5)
+    until(lambda: cluster.coordinator.states()["d0"] == "down", "it is down")
     assert cluster.coordinator.ready()
     for stream in (True, False):
         status, headers, body = call(cluster.port, CHAT.path, CHAT.body("Hello") | {"stream": stream})
         assert (status, headers["x-pd-prefill"], headers["x-pd-decode"]) == (200, "h0", "h0")
         assert body.endswith(b"data: [DONE]\n\n") is stream
     start.again(victim)
-    until(lambda: cluster.coordinator.states()["d0"] == "ready", "it is back", 5)
+    until(lambda: cluster.coordinator.states()["d0"] == "ready", "it is back")
     assert call(cluster.port, CHAT.path, CHAT.body("Hello"))[1]["x-pd-decode"] == "d0"
 
 
@@ -196,6 +203,6 @@ def test_without_the_fallback_the_pair_alone_serves(start, engine):
     cluster = with_hybrid(start, engine, victim, "none")
     assert call(cluster.port, CHAT.path, CHAT.body("Hello"))[0] == 200
     victim.kill()
-    until(lambda: cluster.coordinator.states()["d0"] == "down", "it is down", 5)
+    until(lambda: cluster.coordinator.states()["d0"] == "down", "it is down")
     status, headers, _ = call(cluster.port, CHAT.path, CHAT.body("Hello"))
     assert (status, headers["retry-after"]) == (503, "1")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from dialects import CHAT, CHAT_STREAM, DIALECTS, events
-from processes import HOST, Coordinator, call, until
+from processes import HOST, Coordinator, call, listens, port_in, sockets_of, until
 from raw_client import Client, ask, eventually
 from traffic import HELD, open_streams
 
@@ -30,28 +30,6 @@ def alive(pid: int) -> bool:
     """Whether a process is there and has not ended."""
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def sockets_of(pid: int) -> list[list[str]]:
-    """The TCP sockets of a process, as the fields of /proc/net/tcp."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
-    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return [fields for fields in rows if fields[9] in inodes]
-
-
-def port_in(address: str) -> int:
-    """The port of an address in /proc/net/tcp."""
-    return int(address.rpartition(":")[2], 16)
-
-
-def listens(pid: int, port: int) -> bool:
-    """Whether a process listens on a port."""
-    with suppress(OSError):
-        return any(fields[3] == "0A" and port_in(fields[1]) == port for fields in sockets_of(pid))
     return False
 
 
@@ -84,7 +62,7 @@ async def streams_on_both(coordinator: Coordinator, prompts: list[str], limit: i
 @pytest.fixture
 def cluster(start):
     """One prefill, two decode instances, two workers."""
-    return start.cluster(1, 2, server=TWO, timeouts={"drain_s": 5})
+    return start.cluster(1, 2, server=TWO, timeouts={"drain_s": 30})
 
 
 async def test_every_family_is_served_and_one_page_has_the_sums(cluster):
@@ -97,7 +75,7 @@ async def test_every_family_is_served_and_one_page_has_the_sums(cluster):
         assert [answer.status for answer in answers] == [200, 200], dialect.name
         assert len(texts) == 1
     done = 2 * len(DIALECTS)
-    assert coordinator.metric("pd_coordinator_requests_total", outcome="ok") == done
+    until(lambda: coordinator.metric("pd_coordinator_requests_total", outcome="ok") == done, "all are counted")
     assert coordinator.metric("pd_coordinator_request_duration_seconds_count") == done
     assert coordinator.metric("pd_coordinator_attempts_total", reason="first") == done
     cluster.wait_idle()
@@ -125,34 +103,30 @@ async def test_a_killed_worker_loses_its_own_requests_only(cluster):
     coordinator = cluster.coordinator
     before = await ask(cluster.port, CHAT.path, CHAT.body("Hello"))
     assert before.status == 200
-    counted = coordinator.metric("pd_coordinator_requests_total", outcome="ok")
-    assert counted == 1
+    until(lambda: coordinator.metric("pd_coordinator_requests_total", outcome="ok") == 1, "it is counted")
     prompts = [f"Story {number} {HELD}" for number in range(20)]
     shares = await streams_on_both(coordinator, prompts)
-    assert coordinator.metric("pd_coordinator_requests_in_flight") == sum(map(len, shares.values()))
+    going = sum(map(len, shares.values()))
+    until(lambda: coordinator.metric("pd_coordinator_requests_in_flight") == going, "all are known")
     victim, survivor = shares
     os.kill(victim, signal.SIGKILL)
     for stream in shares[victim]:
         await stream.rest()
         assert not stream.complete
-    await eventually(lambda: both_listen(coordinator), "its successor serves", 2 + lateness())
+    await eventually(lambda: both_listen(coordinator), "its successor serves")
     cluster.go_on()
     for stream in shares[survivor]:
         await stream.rest()
         assert stream.complete
         assert events(stream.body)[-1] == "[DONE]"
     cluster.wait_idle()
-    assert coordinator.metric("pd_coordinator_requests_total", outcome="ok") == counted + len(shares[survivor])
+    served = 1 + len(shares[survivor])
+    until(lambda: coordinator.metric("pd_coordinator_requests_total", outcome="ok") == served, "they are counted")
     for _ in range(20):
         assert (await ask(cluster.port, CHAT.path, CHAT.body("Hello"))).status == 200
     assert f"{len(shares[victim])} live requests" in coordinator.log()
     for stream in (*shares[victim], *shares[survivor]):
         await stream.leave()
-
-
-def lateness() -> float:
-    """Seconds to add on a machine that has more to do than processors to do it."""
-    return max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 1)
 
 
 def both_listen(coordinator: Coordinator) -> bool:
@@ -169,11 +143,10 @@ async def test_what_a_killed_worker_left_at_decode_is_stopped(cluster):
     await eventually(
         lambda: sum(decode.state()["stopped"] for decode in cluster.of("decode")) == len(shares[victim]),
         "its successor stops what it had going",
-        10,
     )
     for stream in (*shares[victim], *shares[survivor]):
         await stream.reset()
-    cluster.wait_idle(4)
+    cluster.wait_idle()
 
 
 @pytest.mark.slow
@@ -182,7 +155,7 @@ async def test_a_worker_that_hangs_is_replaced(cluster):
     coordinator = cluster.coordinator
     hung, _ = workers_of(coordinator)
     os.kill(hung, signal.SIGSTOP)
-    await eventually(lambda: hung not in workers_of(coordinator) and len(workers_of(coordinator)) == 2, "replaced", 25)
+    await eventually(lambda: hung not in workers_of(coordinator) and len(workers_of(coordinator)) == 2, "replaced", 60)
     assert "does not move" in coordinator.log()
 
 
@@ -199,7 +172,8 @@ async def test_a_worker_that_is_told_to_end_ends_well(cluster):
         assert stream.complete
         await stream.leave()
     await eventually(lambda: told not in workers_of(coordinator) and len(workers_of(coordinator)) == 2, "replaced")
-    assert coordinator.metric("pd_coordinator_requests_total", outcome="ok") == 22
+    served = sum(map(len, shares.values())) + 10
+    until(lambda: coordinator.metric("pd_coordinator_requests_total", outcome="ok") == served, "all are counted")
     cluster.wait_idle()
 
 
@@ -208,15 +182,15 @@ async def test_all_streams_end_before_the_end(cluster):
     shares = await streams_on_both(coordinator, [f"Story {number} {HELD}" for number in range(12)])
     pids = workers_of(coordinator)
     coordinator.signal(signal.SIGTERM)
-    await eventually(lambda: not coordinator.ready(), "not ready at once", 1)
+    await eventually(lambda: not coordinator.ready(), "not ready at once")
     cluster.go_on()
     for stream in [stream for share in shares.values() for stream in share]:
         await stream.rest()
         assert stream.complete
         await stream.leave()
-    assert coordinator.wait(4) == 0
+    assert coordinator.wait() == 0
     assert not any(map(alive, pids))
-    assert not any(cluster.kv_blocks())
+    cluster.wait_kv_free()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -231,7 +205,7 @@ async def test_a_signal_that_reaches_every_process(cluster, number):
         await stream.rest()
         assert stream.complete
         await stream.leave()
-    assert coordinator.wait(4) == 0
+    assert coordinator.wait() == 0
     assert "is killed" not in coordinator.log()
 
 
@@ -243,8 +217,8 @@ async def test_what_outlives_the_grace_time_is_ended_visibly(start):
         assert events(await stream.rest())[-1]["error"]["code"] == "draining"
         assert not stream.complete
         await stream.leave()
-    assert cluster.coordinator.wait(6) == 0
-    assert not any(cluster.kv_blocks())
+    assert cluster.coordinator.wait() == 0
+    cluster.wait_kv_free()
 
 
 async def test_a_second_signal_cuts_it_short(start):
@@ -252,11 +226,11 @@ async def test_a_second_signal_cuts_it_short(start):
     shares = await streams_on_both(cluster.coordinator, [ENDLESS] * 12)
     pids = workers_of(cluster.coordinator)
     cluster.coordinator.signal(signal.SIGTERM)
-    await eventually(lambda: not cluster.coordinator.ready(), "the first signal has arrived", 2)
+    await eventually(lambda: not cluster.coordinator.ready(), "the first signal has arrived")
     began_s = time.monotonic()
     cluster.coordinator.signal(signal.SIGTERM)
-    assert cluster.coordinator.wait(5) == 1
-    assert time.monotonic() - began_s < 1.5 + lateness()
+    assert cluster.coordinator.wait() == 1
+    assert time.monotonic() - began_s < 40  # and not after the minute that it had
     assert not any(map(alive, pids))
     for stream in [stream for share in shares.values() for stream in share]:
         await stream.rest()
@@ -272,7 +246,7 @@ async def test_workers_do_not_outlive_their_supervisor(start):
     cluster.coordinator.kill()
     await stream.rest()
     assert not stream.complete
-    await eventually(lambda: not any(map(alive, pids)), "they end by themselves", 6)
+    await eventually(lambda: not any(map(alive, pids)), "they end by themselves")
     await stream.leave()
 
 
@@ -283,14 +257,19 @@ async def test_the_file_is_read_again(cluster):
     coordinator.write_config({**config, "cluster": {**config["cluster"], "instances": rows[:2]}})
     coordinator.signal(signal.SIGHUP)
     await eventually(lambda: coordinator.states() == {"p0": "ready", "d0": "ready"}, "d1 is gone")
-    chosen = {(await ask(cluster.port, CHAT.path, CHAT.body("Hello"))).header("x-pd-decode") for _ in range(12)}
-    assert chosen == {"d0"}
+    await eventually(lambda: chosen_by(coordinator) == {"d0"}, "both know")
     coordinator.write_config(config)
     coordinator.signal(signal.SIGHUP)
     await eventually(lambda: coordinator.states().get("d1") == "ready", "d1 is back")
     await eventually(lambda: len(workers_of(coordinator)) == 2, "nobody took the signal for an end")
-    chosen = {(await ask(cluster.port, CHAT.path, CHAT.body("Hello"))).header("x-pd-decode") for _ in range(12)}
-    assert chosen == {"d0", "d1"}
+    await eventually(lambda: chosen_by(coordinator) == {"d0", "d1"}, "both know")
+
+
+def chosen_by(coordinator: Coordinator) -> set[str]:
+    """The decode instances of some requests, each on a connection of its own."""
+    answers = [call(coordinator.port, CHAT.path, CHAT.body("Hello")) for _ in range(12)]
+    assert {status for status, _, _ in answers} == {200}
+    return {headers["x-pd-decode"] for _, headers, _ in answers}
 
 
 async def test_an_instance_goes_when_its_last_request_has_ended(cluster):
@@ -303,8 +282,8 @@ async def test_an_instance_goes_when_its_last_request_has_ended(cluster):
         await stream.rest()
         assert stream.complete
         await stream.leave()
-    await eventually(lambda: "d1" not in coordinator.states(), "it is gone", 2)
-    await eventually(lambda: instances_on_the_page(coordinator) == {"p0", "d0"}, "its series are gone", 2)
+    await eventually(lambda: "d1" not in coordinator.states(), "it is gone")
+    await eventually(lambda: instances_on_the_page(coordinator) == {"p0", "d0"}, "its series are gone")
 
 
 def instances_on_the_page(coordinator: Coordinator) -> set[str]:
@@ -335,7 +314,7 @@ def test_a_port_that_is_shared_by_another_coordinator(start):
     assert len(second.log().splitlines()) == 1
     assert "cannot listen" in second.log()
     cluster.coordinator.signal(signal.SIGTERM)
-    assert cluster.coordinator.wait(5) == 0
+    assert cluster.coordinator.wait() == 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

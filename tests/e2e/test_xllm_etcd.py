@@ -10,7 +10,7 @@ from processes import call, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from etcd_server import Etcd, free_port, needs_etcd
+from etcd_server import Etcd, needs_etcd
 
 from instances.xllm.vocabulary import write_tokenizer
 
@@ -26,7 +26,7 @@ class Site:
         self.start, self.etcd, self.folder = start, etcd, folder
         self.tokenizer = folder / "tokenizer"
         write_tokenizer(self.tokenizer)
-        self.rpc_port = free_port()
+        self.rpc_port = etcd.ports.take()
         self.instances = {}
         self.coordinator = None
 
@@ -125,7 +125,7 @@ def test_an_instance_that_is_killed_and_comes_back(site):
 def test_etcd_that_is_killed_and_comes_back(site):
     site.serve()
     site.ready("p0", "p1", "d0", "d1")
-    site.etcd.stop()
+    site.etcd.kill()
     site.coordinator.said("etcd is lost, instances stay as they are known")
     site.works()
     site.etcd.start()
@@ -146,7 +146,7 @@ def test_a_coordinator_that_is_killed_and_comes_back(site):
 def test_two_coordinators_each_get_their_own_results(site):
     first = site.serve()
     site.ready("p0", "p1", "d0", "d1")
-    second = site.serve(rpc_port=free_port())
+    second = site.serve(rpc_port=site.etcd.ports.take())
     site.ready("p0", "p1", "d0", "d1")
     for _ in range(4):
         answers = [call(each.port, "/v1/chat/completions", CHAT)[::2] for each in (first, second)]

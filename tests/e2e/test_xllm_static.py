@@ -30,7 +30,7 @@ def test_the_demo():
     done = subprocess.run(
         [sys.executable, "-m", "coordinator", "demo", "--engine", "xllm", "--once", "--port", "0", "--prefill", "1",
          "--decode", "1"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not any(word in done.stderr for word in (*NEVER_IN_A_LOG, " ERROR ")), done.stderr  # a slow machine may warn

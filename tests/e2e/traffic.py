@@ -57,7 +57,7 @@ class Traffic:
     async def more(self, requests: int) -> None:
         """Wait until so many more requests have ended."""
         wanted = self.counts.total() + requests
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while self.counts.total() < wanted:
                 self.ended.clear()
                 await self.ended.wait()

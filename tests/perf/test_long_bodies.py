@@ -32,7 +32,7 @@ BODY_BYTES = 20 * MIB
 AT_ONCE = 4
 MOST_DELAY_S = 0.020
 TRIES = 3  # what is inherent shows in each of them
-LIMIT_S = 60
+LIMIT_S = 240
 CHAT = "/v1/chat/completions"
 
 ITEMS = {

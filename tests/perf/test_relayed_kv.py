@@ -123,11 +123,8 @@ def test_a_thousand_tokens_take_less_than_three_times_their_kv(served):
     assert len(answer["token_ids"]) == 3
 
 
-@pytest.mark.slow
-def test_ten_at_once_are_admitted_by_bytes(served):
-    alone = [served.ask(first)["token_ids"] for first in range(2)]  # by now it is known what a token takes
-    before = served.memory("VmRSS")
-    served.forget_peak()
+def ten_at_once(served: Served) -> tuple[dict[int, dict], list[list[float]]]:
+    """Ten answers, and the bytes on their way and requests that wait, again and again meanwhile."""
     answers: dict[int, dict] = {}
     threads = [threading.Thread(target=lambda at=at: answers.update({at: served.ask(at)})) for at in range(10)]
     seen = []
@@ -140,10 +137,24 @@ def test_ten_at_once_are_admitted_by_bytes(served):
         time.sleep(0.02)
     for thread in threads:
         thread.join()
-    assert len(answers) == 10
-    assert [answers[at]["token_ids"] for at in range(2)] == alone
-    assert max(buffered for buffered, _ in seen) <= TOTAL_BYTES + 8 * MIB, "one message more than there is room for"
-    assert max(waiting for _, waiting in seen) >= 5
+    return answers, seen
+
+
+@pytest.mark.slow
+def test_ten_at_once_are_admitted_by_bytes(served):
+    alone = [served.ask(first)["token_ids"] for first in range(2)]  # by now it is known what a token takes
+    before = served.memory("VmRSS")
+    served.forget_peak()
+    most_waiting = 0.0
+    for _ in range(TRIES):  # whoever stands still for a while does not see them wait
+        answers, seen = ten_at_once(served)
+        assert len(answers) == 10
+        assert [answers[at]["token_ids"] for at in range(2)] == alone
+        assert max(buffered for buffered, _ in seen) <= TOTAL_BYTES + 8 * MIB, "one message more than there is room for"
+        most_waiting = max(waiting for _, waiting in seen)
+        if most_waiting >= 5:
+            break
+    assert most_waiting >= 5
     assert served.memory("VmHWM") - before < 3 * TOTAL_BYTES
     assert seen[-1] == [0, 0] or served.get("/metrics")[1].count("kv_buffered_bytes 0.0")
 

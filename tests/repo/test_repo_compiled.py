@@ -53,7 +53,7 @@ def hazards_of_handling(node):
 def hazards_of_class(node):
     if any(base_name(base) in ("Struct", "BaseModel") for base in node.bases):
         yield node.lineno, "is a class that its library reads"
-    if any(base_name(base) == "Enum" for base in node.bases):
+    if any(base_name(base) in ("Enum", "StrEnum") for base in node.bases):
         return  # its metaclass makes it, as ever
     for each in node.body:
         if isinstance(each, ast.Assign) and "__slots__" not in (getattr(target, "id", "") for target in each.targets):

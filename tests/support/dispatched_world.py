@@ -1,5 +1,7 @@
 """A dispatcher over an engine under the kit: whole requests, from the client's side to the fake instances."""
 
+import time
+
 from client_side import Client
 from engine_world import BY_NAME, held, request, until
 
@@ -24,8 +26,11 @@ class FakeCluster:
 
 
 class DispatchedWorld:
+    """Attributes: `clock`: by which deadlines are judged; may change."""
+
     def __init__(self, adapter, engine=None):
         self.adapter = adapter
+        self.clock = time.monotonic
         self.cluster = FakeCluster(adapter.instances)
         self.dispatcher = Dispatcher(
             adapter.scheduler,
@@ -33,7 +38,11 @@ class DispatchedWorld:
             {each.engine: engine or adapter.engine for each in adapter.instances},
             adapter.context.metrics,
             DispatchLimits(),
+            clock=self._now_s,
         )
+
+    def _now_s(self):
+        return self.clock()
 
     def begin(self, **given):
         """A request's client, and the coroutine that serves it."""

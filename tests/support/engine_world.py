@@ -73,11 +73,12 @@ def held(made):
 def context(**more):
     """An engine context with a client of its own, which the caller closes."""
     given = {
-        "client": HttpClient(connect_s=2.0),
+        "client": HttpClient(connect_s=GUARD_S),
         "ids": WireIds(start=1000),
         "metrics": Metrics([family.name for family in FAMILIES]),
         "log": logging.getLogger("test.engine"),
-        "connect_s": 2.0,
+        "connect_s": GUARD_S,
+        "health_timeout_s": GUARD_S,
     }
     return EngineContext(**(given | more))
 

@@ -10,6 +10,7 @@ import time
 import urllib.request
 
 import pytest
+from held_ports import HeldPorts
 
 BINARY = shutil.which("etcd")
 needs_etcd = pytest.mark.skipif(BINARY is None, reason="etcd is not installed (Debian: etcd-server)")
@@ -23,11 +24,12 @@ def free_port():
 
 
 class Etcd:
-    """Starts and stops one member; its data and ports stay the same."""
+    """Starts and stops one member; its data and ports stay the same, and nobody else gets the ports before `stop`."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.port, self.peer_port = free_port(), free_port()
+        self.ports = HeldPorts()
+        self.port, self.peer_port = self.ports.take(), self.ports.take()
         self.process = None
 
     @property
@@ -53,6 +55,11 @@ class Etcd:
         raise AssertionError("etcd does not start")
 
     def stop(self):
+        self.kill()
+        self.ports.close()
+
+    def kill(self):
+        """Stop, to be started again."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -6,6 +6,8 @@ import socket
 import struct
 from collections import Counter
 
+from held_ports import HeldPorts
+
 from coordinator.core.instance import Address
 
 GUARD_S = 10.0
@@ -109,6 +111,7 @@ class FakeInstance:
         self.stops = Counter()
         self.stop_models = set()
         self._tasks = set()
+        self._held = HeldPorts()
 
     async def listen(self, port=0):
         loop = asyncio.get_running_loop()
@@ -117,13 +120,18 @@ class FakeInstance:
         return self
 
     async def refuse(self):
-        """Close the port: connections are refused from here on."""
+        """Close the port: connections are refused from here on, for nobody else gets it."""
+        self._close()
+        self._held.take(self.address.port)
+
+    def _close(self):
         self.server.close()
         for peer in list(self.peers):
             peer.transport.abort()
 
     async def aclose(self):
-        await self.refuse()
+        self._close()
+        self._held.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

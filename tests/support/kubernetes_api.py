@@ -12,6 +12,7 @@ import ssl
 import threading
 
 from aiohttp import web
+from held_ports import HeldPorts
 
 HOST = "127.0.0.1"
 COLLECTIONS = {
@@ -123,6 +124,7 @@ class KubernetesApi:
         self._thread = None
         self._loop = None
         self._runner = None
+        self._ports = HeldPorts()
         self.port = 0
         self.tokens = set()
         self.refuse = None
@@ -137,6 +139,7 @@ class KubernetesApi:
     # --- life
 
     def __enter__(self):
+        self.port = self._ports.take()  # also while it is away
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="kubernetes-api", daemon=True)
         self._thread.start()
@@ -146,6 +149,7 @@ class KubernetesApi:
     def __exit__(self, *_):
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
+        self._ports.close()
 
     @property
     def url(self):
@@ -165,7 +169,7 @@ class KubernetesApi:
         app = web.Application()
         for path, (version, kind) in COLLECTIONS.items():
             app.router.add_get(path, self._handler(version, kind))
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         context = None
         if self._certificate is not None:
@@ -181,7 +185,6 @@ class KubernetesApi:
     async def _listen(self, context):
         self._site = web.TCPSite(self._runner, HOST, self.port, ssl_context=context, reuse_address=True)
         await self._site.start()
-        self.port = self._site._server.sockets[0].getsockname()[1]
         self._context = context
 
     # --- for tests

@@ -135,6 +135,7 @@ class FakeXllm(FakeInstance):
         links: names that it has a link to.
         unlinked: names that it was told to close its link to, as often as that.
         refuse_links: so many links are refused.
+        asked: bodies of the requests that came, by the coordinator's id; they may come in any order.
     """
 
     def __init__(self):
@@ -144,7 +145,7 @@ class FakeXllm(FakeInstance):
         self.peers_told = []
         self.refuse_links = 0
         self.channel = None
-        self.asked = asyncio.Queue()
+        self.asked = {}
         self.sick = False
         self.model = "m"
 
@@ -192,15 +193,15 @@ class FakeXllm(FakeInstance):
         await self.run(body)
 
     async def run(self, body):
-        self.asked.put_nowait(body)
+        self.took_on(body)
 
-    async def next(self):
-        async with asyncio.timeout(GUARD_S):
-            return await self.asked.get()
+    def took_on(self, body):
+        self.asked[body["service_request_id"]] = body
 
     async def connect(self, address):
         if self.channel is None:
             self.channel = await Channel(address).connect()
+            await self.channel.call("Hello", Status())  # a server that closes knows those alone that it has accepted
         return self.channel
 
     async def push(self, *generations):
@@ -286,9 +287,10 @@ class Served:
     async def body(self):
         """What prefill was asked."""
         fake = next(f for n, f in self.pair.fakes.items() if self.pair.instances[n] is self.placed.prefill)
-        body = await fake.next()
-        self.wire_id = body["service_request_id"]
-        return body
+        await until(lambda: self.placed.names[:1] == ["sent"])
+        self.wire_id = self.placed.moments[0][1]
+        await until(lambda: self.wire_id in fake.asked)
+        return fake.asked[self.wire_id]
 
     def told(self, *outputs, **more):
         return generation(self.wire_id, *outputs, **more)

@@ -28,15 +28,8 @@ from coordinator.transport.stream import Stream
 from coordinator.wire.events import wants_usage
 from coordinator.wire.json_edit import Fields
 from coordinator.wire.merge import with_prefill
-from coordinator.wire.vllm import (
-    EngineSaid,
-    Prefilled,
-    check_answer,
-    decode_body,
-    prefill_body,
-    read_prefill,
-    release_body,
-)
+from coordinator.wire.vllm import decode_body, prefill_body, release_body
+from coordinator.wire.vllm_answers import EngineSaid, Prefilled, check_answer, read_prefill
 
 ERROR = "error"
 OK = 200

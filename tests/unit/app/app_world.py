@@ -60,7 +60,7 @@ class Process:
         port = self.app.management.addresses["management"][1] if management else self.app.server.port
         url = f"http://127.0.0.1:{port}{path}"
         method = "GET" if body is None else "POST"
-        async with self.session.request(method, url, data=body, timeout=aiohttp.ClientTimeout(10)) as reply:
+        async with self.session.request(method, url, data=body, timeout=aiohttp.ClientTimeout(30)) as reply:
             return reply.status, reply.headers, await reply.read()
 
     async def reload(self):
@@ -76,12 +76,6 @@ class Process:
 
     def ids(self):
         return sorted(row["id"] for row in self.app.cluster.describe() if row["state"] != "draining")
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def can_listen(port):

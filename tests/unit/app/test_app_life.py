@@ -6,7 +6,7 @@ import logging
 import socket
 
 import pytest
-from app_world import Process, can_listen, document, entry, free_port, settings_of
+from app_world import Process, can_listen, document, entry, settings_of
 from engine_world import held, turns, until
 from fake_instances import FakeInstance
 
@@ -28,33 +28,34 @@ async def fake():
 
 
 class TestStart:
-    async def test_both_ports_serve_and_are_given_back(self, fake):
+    async def test_both_ports_serve_and_are_given_back(self, fake, free_port):
         before = asyncio.all_tasks()
-        async with Process(document(entry("h0", fake))) as process:
+        ports = {"port": free_port(), "management_port": free_port()}
+        async with Process(document(entry("h0", fake), server=ports)) as process:
             await process.ready()
             status, headers, body = await process.call(CHAT, BODY)
             assert (status, body) == (200, b"{}")
             assert headers["X-Request-Id"] == process.lines.records[0].id
             for path in ("/v1/instances", "/v1/startup", "/v1/health", "/v1/readiness", "/metrics"):
                 assert (await process.call(path, management=True))[0] == 200, path
-            ports = [process.app.server.port, process.app.management.addresses["management"][1]]
-            assert not any(map(can_listen, ports))
-        assert all(map(can_listen, ports))
+            assert not any(map(can_listen, ports.values()))
+        assert all(map(can_listen, ports.values()))
         await until(lambda: not fake.peers)
         await until(lambda: asyncio.all_tasks() == before)
 
-    async def test_the_same_ports_again(self):
+    async def test_the_same_ports_again(self, free_port):
         given = document(server={"port": free_port(), "management_port": free_port()})
         for _ in range(2):
             async with Process(given) as process:
                 assert process.app.server.port == given["server"]["port"]
 
     @pytest.mark.parametrize("taken", ["port", "management_port", "metrics_port", "status_port"])
-    async def test_a_port_that_is_taken(self, taken, fake):
+    async def test_a_port_that_is_taken(self, taken, fake, free_port):
         before = asyncio.all_tasks()
         names = ("port", "management_port", "metrics_port", "status_port")
         ports = {name: free_port() for name in names}
         with socket.socket() as holder:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(("127.0.0.1", ports[taken]))
             holder.listen(1)
             process = Process(document(entry("h0", fake), server=ports))

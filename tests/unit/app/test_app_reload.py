@@ -255,7 +255,7 @@ class TestSections:
             call.reply()
 
         fake.other = other
-        case.given = document(case.entry, health={"interval_s": 3600, "recover_after": 1})
+        case.given = document(case.entry, health={"interval_s": 3600, "timeout_s": 30, "recover_after": 1})
         async with case.process() as process:
             await process.ready()
             del asked[:]

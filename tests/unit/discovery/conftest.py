@@ -55,4 +55,7 @@ async def running():
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results), results
     # asyncio does not close a TLS connection that was cancelled before its handshake began: let it fail by itself
-    await asyncio.sleep(0.02)
+    watched = asyncio.get_running_loop()._selector.get_map()
+    async with asyncio.timeout(20):
+        while len(watched) > 1:  # the loop's own  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -9,6 +9,7 @@ import socket
 import pytest
 import trustme
 from engine_world import instance
+from held_ports import HeldPorts
 
 from coordinator import config
 from coordinator.core.abilities import Identity, Verdict
@@ -74,12 +75,14 @@ class TestMachine:
         assert "lower limits.max_requests to 914" in short.advice
         assert settings(limits={"max_requests": 914}).limits.wanted_files <= 3000
 
-    def test_ports(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen(1)
-            port = taken.getsockname()[1]
-            given = settings(server={"port": port, "management_port": 0})
+    @pytest.fixture
+    def port(self):
+        with HeldPorts() as ports:
+            yield ports.take()
+
+    def test_ports(self, port):
+        given = settings(server={"port": port, "management_port": 0})
+        with socket.create_server(("127.0.0.1", port)):
             (found,) = check_ports(given, running=False)
             assert (found.level, found.subject) == (Level.FAULT, "server.port")
             assert "another program listens there" in found.what

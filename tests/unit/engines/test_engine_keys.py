@@ -1,7 +1,7 @@
 """Instances that do not take the key that they get from us: their side is to blame, and no check finds them alive."""
 
 import pytest
-from engine_world import Out, Placed, context, instance, request
+from engine_world import GUARD_S, Out, Placed, context, instance, request
 from fake_instances import FakeInstance
 
 from coordinator.core.errors import EngineFailed, EngineRefused
@@ -20,7 +20,7 @@ class World:
         self.fake = FakeInstance()
         self.fake._answer = self.fake.infer = self.answer
         self.status = 401
-        self.context = context(client=HttpClient(connect_s=2.0, peers=Peers(Peer(key=key))))
+        self.context = context(client=HttpClient(connect_s=GUARD_S, peers=Peers(Peer(key=key))))
         self.engine = load_engine(engine)(self.context)
 
     async def answer(self, call):

@@ -1,7 +1,6 @@
 """The choreography of a MindIE request against fake instances (MindIE protocol page §4 to §8, §14)."""
 
 import asyncio
-import time
 
 import pytest
 from engine_world import CHAT, Out, Watcher, chat, instance, request, turns, until
@@ -249,8 +248,9 @@ class TestEnds:
         assert await result(task) == Completed()
         assert out.events == [("whole", b'{"x":1}', True)]
 
-    async def test_a_whole_answer_does_not_wait_for_prefill(self, world):
+    async def test_a_whole_answer_does_not_wait_for_prefill(self, world, monkeypatch):
         """Its reply is still read, so that the connection can be used again."""
+        monkeypatch.setattr(engine_module, "PREFILL_GRACE_S", 60.0)
         gate = asyncio.Event()
 
         async def late(call):
@@ -271,7 +271,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("way", ["mute", "status", "reset", "nonsense"])
     async def test_and_prefill_cannot_spoil_it(self, world, monkeypatch, way):
-        monkeypatch.setattr(engine_module, "PREFILL_GRACE_S", 0.03)
+        monkeypatch.setattr(engine_module, "PREFILL_GRACE_S", 0.03 if way == "mute" else 60.0)
 
         async def late(call):
             world.decode.say(call.wire_id, "lastData", b'{"x":1}')
@@ -288,14 +288,14 @@ class TestEnds:
 
         world.prefill.infer = late
         out = Out()
-        began_s = time.monotonic()
         task, _, _ = world.serve(request(stream=False), out=out)
         assert await result(task) == Completed()
-        assert time.monotonic() - began_s < 2
         assert await world.stopped() == ({}, {})
         await until(lambda: world.context.client.open_connections == world.context.client.idle_connections)
 
-    async def test_after_the_answer_a_cancellation_stops_nobody(self, world):
+    async def test_after_the_answer_a_cancellation_stops_nobody(self, world, monkeypatch):
+        monkeypatch.setattr(engine_module, "PREFILL_GRACE_S", 60.0)
+
         async def late(call):
             world.decode.say(call.wire_id, "lastData", b'{"x":1}')
             await call.left()

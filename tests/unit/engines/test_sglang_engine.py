@@ -359,16 +359,14 @@ def with_usage(cached):
 
 
 async def test_cached_tokens_are_prefills_in_a_whole_answer(world):
-    done = asyncio.Event()
-
-    async def first(call):
-        await answers(with_usage(7))(call)
-        done.set()
-
-    world.prefill.answer = first
-    world.decode.answer = answers({**with_usage(9), "x": 1}, after=done)
+    told = asyncio.Event()
+    world.prefill.answer = answers(with_usage(7))
+    world.decode.answer = answers({**with_usage(9), "x": 1}, after=told)
     placement = world.placed()
-    out = await world.serve(request(stream=False), placement=placement)
+    work = asyncio.create_task(world.serve(request(stream=False), placement=placement))
+    await until(lambda: "prefilled" in placement.names)
+    told.set()
+    out = await work
     assert json.loads(out.body) == {**with_usage(7), "x": 1}
     assert placement.names == ["sent", "prefilled", "prefilled", "decoding"]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 from cycles import left_to_the_collector
@@ -12,6 +11,7 @@ from sglang_world import DONE, World, event, token
 
 from coordinator.core.errors import EngineFailed, EngineRefused, RequestError, Side
 from coordinator.core.instance import Address
+from coordinator.engines.sglang import legs as legs_module
 from coordinator.engines.sglang import pair
 from coordinator.transport.client import HttpClient
 from coordinator.transport.errors import TransportError
@@ -62,11 +62,11 @@ async def closed(fake):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429])
-async def test_prefills_refusal_is_the_clients_at_once(world, status, stream):
+async def test_prefills_refusal_is_the_clients_at_once(world, status, stream, monkeypatch):
+    for wait in ("BLAME_WAIT_S", "REFUSAL_WAIT_S"):
+        monkeypatch.setattr(pair, wait, 60.0)
     world.prefill.script, world.decode.script = says(status, "because", ("Retry-After", "7")), hang
-    begun_s = time.monotonic()
     error, out = await fails(world, request(stream=stream))
-    assert time.monotonic() - begun_s < 1
     assert isinstance(error, EngineRefused)
     assert (error.status, error.message, error.retry_after_s) == (status, "because", 7)
     assert not out.started
@@ -297,7 +297,8 @@ async def test_prefill_is_told_from_while_decode_is_being_connected(world):
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_a_decode_that_blames_prefill_is_not_charged_for_it(world, status):
+async def test_a_decode_that_blames_prefill_is_not_charged_for_it(world, status, monkeypatch):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
     seen = asyncio.Event()
 
     async def decode(call):
@@ -396,7 +397,7 @@ async def test_a_prefill_that_waited_in_vain_accuses_decode(world, monkeypatch):
 
 
 async def test_when_both_blame_each_other_the_first_to_fail_is_guilty(world, monkeypatch):
-    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.05)
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
 
     async def decode(call):
         await until(lambda: world.prefill.calls and world.client.idle_connections == 1)
@@ -410,7 +411,7 @@ async def test_when_both_blame_each_other_the_first_to_fail_is_guilty(world, mon
 @pytest.mark.parametrize("first", ["prefill", "decode"])
 @pytest.mark.parametrize("says_why", [True, False])
 async def test_when_both_give_up_at_once_it_was_prefill_that_had_not_finished(world, first, says_why, monkeypatch):
-    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.1)
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
     text = "KVTransferError: Request 7 timed out after 300s in KVPoll.WaitingForInput" if says_why else "AbortReq."
 
     async def late(call):
@@ -427,7 +428,11 @@ async def test_when_both_give_up_at_once_it_was_prefill_that_had_not_finished(wo
 
 
 @pytest.mark.parametrize("opened", [True, False])
-async def test_a_decode_that_failed_for_a_reason_of_its_own_is_guilty_although_prefill_spoke_first(world, opened):
+async def test_a_decode_that_failed_for_a_reason_of_its_own_is_guilty_although_prefill_spoke_first(
+    world, opened, monkeypatch
+):
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
+
     async def decode(call):
         if opened:
             call.open_stream()
@@ -477,7 +482,7 @@ async def test_tokens_after_the_head_of_prefills_failure_are_not_relayed_and_cle
 
 @pytest.mark.uncompiled
 async def test_a_prefill_that_gives_up_before_decode_is_connected_keeps_decode_silent(world, monkeypatch):
-    monkeypatch.setattr(pair, "BLAME_WAIT_S", 0.05)
+    monkeypatch.setattr(pair, "BLAME_WAIT_S", 60.0)
     given_up = asyncio.Event()
     connect = HttpClient.open_stream
 
@@ -494,7 +499,7 @@ async def test_a_prefill_that_gives_up_before_decode_is_connected_keeps_decode_s
     async def garbage(call):
         call.open_stream()
         call.chunk(token("garbage"))
-        await call.left()
+        call.end()
 
     world.client.open_stream = open_stream.__get__(world.client)
     world.prefill.script, world.decode.script = prefill, garbage
@@ -543,7 +548,8 @@ async def test_a_decode_that_streams_while_prefill_is_aborted_is_not_guilty(worl
 # --- kept connections
 
 
-async def test_a_stale_connection_costs_a_new_room_and_no_failure(world):
+async def test_a_stale_connection_costs_a_new_room_and_no_failure(world, monkeypatch):
+    monkeypatch.setattr(legs_module, "STALE_WITHIN_S", 60.0)
     for stale in (world.prefill, world.decode):
         await world.serve(request())
         await until(lambda: world.client.idle_connections == 2)
@@ -612,13 +618,11 @@ async def test_a_client_that_leaves_closes_both(world):
     world.prefill.script = world.decode.script = hang
     work = asyncio.create_task(world.serve(request()))
     await until(lambda: world.decode.calls)
-    begun_s = time.monotonic()
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
     for call in both(world):
         await call.left()
-    assert time.monotonic() - begun_s < 0.5
 
 
 @pytest.mark.parametrize("kind", ["stream", "whole", "logprobs"])

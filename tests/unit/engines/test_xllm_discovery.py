@@ -5,7 +5,7 @@ import json
 import logging
 
 import pytest
-from engine_world import instance, until
+from engine_world import GUARD_S, instance, until
 from xllm_pair import FakeXllm, Pair
 
 from coordinator.core.instance import Address, Role
@@ -22,7 +22,7 @@ KINDS = ("DEFAULT", "PREFILL", "DECODE", "MIX")
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch):
     monkeypatch.setattr(discovery_module, "HEALTH_PAUSE_S", 0.01)
-    monkeypatch.setattr(discovery_module, "HEALTH_S", 0.5)
+    monkeypatch.setattr(discovery_module, "HEALTH_S", GUARD_S)
     monkeypatch.setattr(linking, "FIRST_PAUSE_S", 0.01)
 
 

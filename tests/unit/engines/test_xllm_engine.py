@@ -404,7 +404,7 @@ async def test_results_count_although_prefill_has_not_answered_the_call():
     async with Pair(call_timeout_s=60) as pair:
 
         async def infer(call):
-            pair.p.asked.put_nowait(json.loads(call.body))
+            pair.p.took_on(json.loads(call.body))
             await call.left()
 
         pair.p.infer = infer

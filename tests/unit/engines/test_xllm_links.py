@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from engine_world import Watcher, instance, turns, until
+from held_ports import HeldPorts
 from xllm_pair import FakeXllm, Pair, xllm
 
 from coordinator.core.errors import EngineFailed, Side
@@ -101,7 +102,7 @@ async def test_an_instance_out_of_reach_does_not_keep_others_out():
 
 async def test_a_decode_that_is_not_there_waits_alone():
     async with Pair(1, 1) as pair:
-        gone = await FakeXllm().listen()
+        gone = pair.fakes["d7"] = await FakeXllm().listen()
         await gone.refuse()
         pair.attach("d7", xllm("d7", gone))
         await until(lambda: any("cannot be reached" in word for word in pair.watchers["d7"].told))
@@ -294,10 +295,14 @@ class Broken:
 
 
 async def test_a_port_that_is_taken_is_told_and_tried_again(caplog):
-    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = taken.sockets[0].getsockname()[1]
-    pair = Pair(0, 0, rpc_port=port)
-    async with pair:
+    with HeldPorts() as ports:
+        port = ports.take()
+        await _listens_once_it_can(port, caplog)
+
+
+async def _listens_once_it_can(port, caplog):
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", port)
+    async with Pair(0, 0, rpc_port=port) as pair:
         await pair.add("p0")
         await until(lambda: "cannot listen for xLLM instances" in caplog.text)
         assert not pair.watchers["p0"].up

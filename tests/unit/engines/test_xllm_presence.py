@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from engine_world import until
+from engine_world import GUARD_S, until
 from etcd_server import Etcd, needs_etcd
 
 from coordinator.core.instance import Address
@@ -28,8 +28,8 @@ def etcd(tmp_path_factory):
 
 @pytest.fixture
 async def client(etcd):
-    http = HttpClient(connect_s=2)
-    made = EtcdClient(http, Address("127.0.0.1", etcd.port), 5)
+    http = HttpClient(connect_s=GUARD_S)
+    made = EtcdClient(http, Address("127.0.0.1", etcd.port), GUARD_S)
     made.http = http
     for start, end in ((b"XLLM", b"XLLN"), (b"/ns/", b"/ns0")):
         await made._call("/v3/kv/deleterange", {"key": start, "range_end": end}, dict)
@@ -39,8 +39,11 @@ async def client(etcd):
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch):
+    """Members look often, and whatever has to be done within a time has enough of it."""
     monkeypatch.setattr(presence, "FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(presence, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(presence, "BEATS_PER_LEASE", 50)
+    monkeypatch.setattr(presence, "LAST_WORD_S", GUARD_S)
 
 
 class Noted:
@@ -67,8 +70,8 @@ class Noted:
 class Member:
     def __init__(self, etcd, service="127.0.0.1:8889", **more):
         self.noted = Noted()
-        self.http = HttpClient(connect_s=1)
-        given = {"etcd_endpoints": [etcd.endpoint], "lease_ttl_s": 1, **more}
+        self.http = HttpClient(connect_s=GUARD_S)
+        given = {"etcd_endpoints": [etcd.endpoint], "lease_ttl_s": GUARD_S, **more}
         self.presence = Presence(settings_of(read_settings(given)), service, self.http, self.noted, LOG)
 
     async def __aenter__(self):
@@ -146,7 +149,7 @@ async def test_calls_that_fail_are_told(client):
         await client.log_in("me", "secret")
     with pytest.raises(EtcdError, match="404"):
         await client._call("/v3/nothing", {}, dict)
-    nobody = EtcdClient(client.http, Address("127.0.0.1", 9), 1)
+    nobody = EtcdClient(client.http, Address("127.0.0.1", 9), GUARD_S)
     with pytest.raises(EtcdError, match="connect"):
         await nobody.put(b"XLLM:A", b"1")
     with pytest.raises(EtcdError, match="connect"):
@@ -156,14 +159,22 @@ async def test_calls_that_fail_are_told(client):
 # --- presence
 
 
-async def test_a_coordinator_registers_and_gives_its_keys_back(etcd, client):
+async def test_a_coordinator_registers_and_gives_its_keys_back(etcd, client, monkeypatch):
+    kept = []
+
+    async def keep_alive(self, lease, honest=EtcdClient.keep_alive):
+        kept.append((lease, await honest(self, lease)))
+        return kept[-1][1]
+
+    monkeypatch.setattr(EtcdClient, "keep_alive", keep_alive)
     async with Member(etcd) as noted:
         await comes(client, b"XLLM:SERVICE:127.0.0.1:8889", b"127.0.0.1:8889")
         await comes(client, b"XLLM:SERVICE:MASTER", b"127.0.0.1:8889")
         assert await value(client, b"XLLM_PING") == b"PING"
-        await until(lambda: noted.master)
-        await asyncio.sleep(1.5)
-        assert await value(client, b"XLLM:SERVICE:MASTER") == b"127.0.0.1:8889", "the lease is kept"
+        await until(lambda: noted.master and len(kept) > 3)
+        assert len(set(kept)) == 1
+        assert kept[0][1], "the lease is kept"
+        assert await value(client, b"XLLM:SERVICE:MASTER") == b"127.0.0.1:8889"
     assert await value(client, b"XLLM:SERVICE:MASTER") is None
     assert await value(client, b"XLLM:SERVICE:127.0.0.1:8889") is None
 
@@ -227,12 +238,12 @@ async def test_a_master_that_is_unmade_before_it_hears_of_its_making_tries_again
 
 
 async def test_what_an_earlier_life_has_left_is_taken_over_when_it_ends(etcd, client):
-    lease = await client.grant(1)
+    lease = await client.grant(60)
     await client.create(b"XLLM:SERVICE:127.0.0.1:8889", b"127.0.0.1:8889", lease)
     await client.create(b"XLLM:SERVICE:MASTER", b"127.0.0.1:8889", lease)
     async with Member(etcd) as noted:
         await until(lambda: noted.master)
-        await asyncio.sleep(2.5)
+        await client.revoke(lease)
         await comes(client, b"XLLM:SERVICE:127.0.0.1:8889", b"127.0.0.1:8889")
         await comes(client, b"XLLM:SERVICE:MASTER", b"127.0.0.1:8889")
         await until(lambda: noted.master)
@@ -268,13 +279,13 @@ async def test_a_compacted_history_is_read_again(etcd, client, monkeypatch):
 async def test_while_etcd_is_away_everything_stays_and_then_is_read_again(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     etcd = await Etcd(tmp_path).started()
-    http = HttpClient(connect_s=1)
-    client = EtcdClient(http, Address("127.0.0.1", etcd.port), 5)
+    http = HttpClient(connect_s=GUARD_S)
+    client = EtcdClient(http, Address("127.0.0.1", etcd.port), GUARD_S)
     try:
         await client.put(b"XLLM:PREFILL:a:1", b"one")
         async with Member(etcd) as noted:
             await until(lambda: noted.master)
-            await asyncio.to_thread(etcd.stop)
+            await asyncio.to_thread(etcd.kill)
             await until(lambda: "etcd is lost" in caplog.text)
             assert noted.keys == {b"XLLM:PREFILL:a:1": b"one"}
             await etcd.started()
@@ -300,8 +311,8 @@ def test_endpoints():
 
 async def test_an_etcd_that_wants_a_login(tmp_path, caplog, monkeypatch):
     etcd = await Etcd(tmp_path).started()
-    http = HttpClient(connect_s=1)
-    client = EtcdClient(http, Address("127.0.0.1", etcd.port), 5)
+    http = HttpClient(connect_s=GUARD_S)
+    client = EtcdClient(http, Address("127.0.0.1", etcd.port), GUARD_S)
     try:
         for path, given in (
             ("user/add", {"name": "root", "password": "secret"}),

@@ -11,7 +11,7 @@ from instances.options import Options
 from instances.run import Fleet
 
 PREFILL, DECODE = "/disagg.PrefillWorker/Prefill", "/disagg.DecodeWorker/Decode"
-DEADLINE_S = 5
+DEADLINE_S = 20
 PROMPT = vocabulary.encode("the quiet river follows a road [[length:9]]")
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from instances.options import Options
 from instances.run import Fleet
 
-DEADLINE_S = 5
+DEADLINE_S = 20
 MODEL = "sim-model"
 _ids = itertools.count(1_000_000)
 

@@ -3,27 +3,22 @@
 import asyncio
 import contextlib
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 import urllib.request
 
 import pytest
-
-
-def _free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+from held_ports import HeldPorts
 
 
 class RealEtcd:
-    """One member on free ports; its data go with it."""
+    """One member on ports of its own; its data go with it."""
 
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="etcd-")
-        self.url, self.peer = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
+        self.ports = HeldPorts()
+        self.url, self.peer = (f"http://127.0.0.1:{self.ports.take()}" for _ in range(2))
         self.process = None
 
     def start(self):
@@ -50,6 +45,7 @@ class RealEtcd:
 
     def close(self):
         self.stop()
+        self.ports.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def ctl(self, *words):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from mindie_client import (
@@ -340,9 +341,9 @@ async def test_silence_stops_heartbeats_and_events_for_a_while():
     async with cluster(decode={"settings": {"heartbeat_s": 0.02}}) as (_, prefill, decode, link):
         await started(prefill, decode, "silence@2=0.25", family="vllm")
         await link.event()
-        began = asyncio.get_running_loop().time()
+        began_s = time.monotonic()
         await link.event()
-        assert asyncio.get_running_loop().time() - began > 0.2
+        assert time.monotonic() - began_s > 0.2
 
 
 async def test_the_stream_may_be_refused():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 import uvloop
@@ -102,7 +103,7 @@ async def test_a_caller_that_leaves_ends_its_request(stream):
         writer.write(encode_request("POST", path, json.dumps(body).encode()))
         await until(lambda: hybrid.ledger.used_blocks)
         writer.close()
-        assert await hybrid.ledger.wait_empty(2)
+        assert await hybrid.ledger.wait_empty(DEADLINE_S)
 
 
 async def test_no_blocks_no_inference():
@@ -128,7 +129,7 @@ async def broken(fault):
         except ConnectionResetError:
             end = "reset"
         writer.close()
-        assert await hybrid.ledger.wait_empty(1)
+        assert await hybrid.ledger.wait_empty(DEADLINE_S)
         return pieces, end
 
 
@@ -149,11 +150,11 @@ async def test_slow_and_stalled_streams():
 async def test_timing_shows_in_the_time_to_the_first_and_the_further_tokens():
     timing = Timing(prefill_ms=50, decode_ms=20)
     async with run_instance(Options(timing=timing)) as hybrid:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began_s = time.monotonic()
         answer = await post(hybrid, *body_of("triton", "[[length:4]]"))
-        assert loop.time() - began > 0.12
-        assert answer.json["prefill_time"] == pytest.approx(50, abs=30)
+        took_s = time.monotonic() - began_s
+        assert took_s > 0.12
+        assert 20 < answer.json["prefill_time"] < took_s * 1000 - 50
         assert len(answer.json["decode_time"]) == 4
 
 

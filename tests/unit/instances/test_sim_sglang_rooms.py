@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from openai_client import CHAT, COMPLETIONS, Events, chat, completion, get, opened, post, stream, until
+from openai_client import CHAT, COMPLETIONS, DEADLINE_S, Events, chat, completion, get, opened, post, stream, until
 from sglang_legs import GENERATE, alone, both, meeting, new_room, pair, words
 
 from instances.options import Options
@@ -103,7 +103,7 @@ async def test_prefill_alone_waits_for_the_end_of_its_time_when_decode_leaves():
             async with opened(decode, CHAT, body) as on_decode:
                 await until(lambda: [room["decode"] for room in prefill.engine.rooms.state()] == [True])
                 on_decode.leave()
-                assert await decode.ledger.wait_empty(2)
+                assert await decode.ledger.wait_empty(DEADLINE_S)
             assert prefill.ledger.count("allocated") > 0
             assert (await on_prefill.head())[0] == 500
         assert prefill.engine.timeouts == 1

@@ -211,6 +211,16 @@ async def test_stall_slow_and_crash():
         assert await fleet.kv_empty()
 
 
+async def test_a_stalled_request_goes_on_when_told():
+    async with ordinary() as fleet:
+        hybrid = fleet.hybrid[0]
+        async with opened(hybrid, CHAT, chat(TEXT + "[[fault:stall@2]]")) as request:
+            await until(lambda: hybrid.engine.meters.generated_tokens == 2)
+            hybrid.engine.act("go_on", "")
+            assert (await request.head())[0] == 200
+        assert await fleet.kv_empty()
+
+
 @pytest.mark.parametrize(
     ("fault", "status"), [("status=502", 502), ("status", 500), ("api_key=secret", 401), ("max_payload=10", 413)]
 )

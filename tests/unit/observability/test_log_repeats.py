@@ -119,6 +119,7 @@ def lines(stream):
 
 def test_in_the_log(stream):
     logs = configure("info", stream=stream)
+    logs._handler._repeats._clock = Clock()
     for number in range(50):
         LOG.warning("instance %s is down", f"d{number}", extra={"n": number})
     LOG.info("fine")

@@ -62,6 +62,7 @@ def test_close_gives_the_loggers_back(stream):
 
 async def test_close_writes_what_is_buffered(stream):
     logs = configure("info", "text", stream)
+    logs._writer._clock = lambda: 0.0
     logging.getLogger("pd_coordinator.x").info("last words")
     assert stream.getvalue() == ""
     logs.close()

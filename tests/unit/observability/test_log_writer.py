@@ -126,8 +126,7 @@ def test_the_next_loop_has_its_own_timer(writer, stream, loop, monkeypatch):
     assert "".join(stream.writes) == "a\nb\nc\n"
 
 
-async def test_real_loop(stream):
-    writer = LineWriter(stream)
+async def test_real_loop(stream, writer):
     done = asyncio.Event()
     flush = stream.flush
     stream.flush = lambda: (flush(), done.set())

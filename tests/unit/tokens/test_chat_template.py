@@ -1,6 +1,7 @@
 """Templates: what they may use, what they may not, and what stops them."""
 
 import itertools
+import math
 import time
 from datetime import datetime
 
@@ -12,10 +13,9 @@ from coordinator.tokens.messages import plain_messages
 from coordinator.tokens.template import ChatTemplate
 
 USER = [{"role": "user", "content": "<hi> & 'you'"}]
-FAR_S = time.monotonic() + 3600
 
 
-def render(source, messages=USER, *, deadline_s=FAR_S, clock=time.monotonic, **more):
+def render(source, messages=USER, *, deadline_s=math.inf, clock=time.monotonic, **more):
     made = ChatTemplate({"default": source}, {"bos_token": "<s>"}, clock)
     return made.render(
         {"messages": messages, "tools": None, "add_generation_prompt": True, **more}, deadline_s=deadline_s
@@ -48,7 +48,8 @@ def test_templates_write_what_transformers_lets_them(source, text):
 
 
 def test_the_date_is_there():
-    assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)  # noqa: DTZ005
+    before = datetime.now().year  # noqa: DTZ005
+    assert before <= int(render("{{ strftime_now('%Y') }}")) <= datetime.now().year  # noqa: DTZ005
 
 
 def test_a_template_refuses_in_its_own_words():

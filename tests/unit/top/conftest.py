@@ -6,6 +6,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+from held_ports import HeldPorts
 from live_world import BusySight
 
 from coordinator.cluster import Cluster, HealthSettings
@@ -16,10 +17,10 @@ from coordinator.management.live import LiveFeed
 class Site:
     """A management port whose live feed shows a made-up cluster."""
 
-    def __init__(self, sight):
+    def __init__(self, sight, port):
         self.sight = sight
         self.keys = None
-        self.port = 0
+        self.port = port
 
     async def start(self):
         cluster = Cluster({}, HealthSettings(), in_flight=lambda _: 0, log=logging.getLogger("test"))
@@ -33,7 +34,6 @@ class Site:
         )
         self._management.screen.take(self.keys)
         await self._management.start()
-        self.port = self._management.addresses["management"][1]
         return self
 
     async def stop(self):
@@ -48,6 +48,7 @@ class Site:
 @pytest.fixture
 async def site(monkeypatch):
     monkeypatch.setattr(live, "EVERY_S", 0.05)
-    made = await Site(BusySight(rate=5, failing=0)).start()
-    yield made
-    await made.stop()
+    with HeldPorts() as ports:  # it may stop and start again
+        made = await Site(BusySight(rate=5, failing=0), ports.take()).start()
+        yield made
+        await made.stop()

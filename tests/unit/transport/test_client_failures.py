@@ -159,10 +159,14 @@ async def test_deadline_covers_the_second_try(engine, get, client):
             peer.fin()
 
     engine.script = script
-    await get()
-    error = await failure(get, deadline_s=time.monotonic() + 0.1)
-    assert error.reason == "timeout"
-    assert len(engine.requests) == 3
+    for within_s in (0.1, 1.0, 10.0):  # a machine that has other work may not come as far as the second try at first
+        await get()
+        error = await failure(get, deadline_s=time.monotonic() + within_s)
+        assert error.reason == "timeout"
+        if len(engine.requests) == 3:
+            return
+        engine.requests.clear()
+    raise AssertionError("it was not tried a second time")
 
 
 async def test_failure_reaches_each_of_many_once(engine, client):

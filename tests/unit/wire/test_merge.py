@@ -4,7 +4,7 @@ import pytest
 from msgspec import Raw
 
 from coordinator.wire.merge import one_answer, with_prefill
-from coordinator.wire.vllm import NOTHING_PREFILLED, Prefilled
+from coordinator.wire.vllm_answers import NOTHING_PREFILLED, Prefilled
 
 DECODED = {
     "id": "d",

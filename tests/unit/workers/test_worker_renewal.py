@@ -65,10 +65,11 @@ class TestSupervisor:
 
     async def test_one_that_takes_too_long(self, monkeypatch):
         monkeypatch.setattr(renewing, "ANSWERS_S", 0.01)
-        renewal, asking = await begun(Crew(0, 1))
-        renewal.heard(Prepared(0, 1, ""))
+        crew = Crew(0, 1)
+        renewal = CrewRenewal(crew)
+        crew.tell = lambda _, message: renewal.heard(Prepared(0, message.number, ""))  # before the time begins
         with pytest.raises(ConfigError, match="worker 1 cannot take it: it takes too long"):
-            await asking
+            await renewal.prepare(SETTINGS)
 
     async def test_forgotten_everywhere(self):
         crew = Crew(0)

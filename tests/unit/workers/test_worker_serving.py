@@ -124,8 +124,7 @@ async def test_it_tells_of_requests_metrics_and_life():
         await world.serves()
         for _ in range(3):
             assert (await world.call())[0] == 200
-        await until(lambda: world.of(Requests))
-        assert sum(message.count for message in world.of(Requests)) == 3
+        await until(lambda: sum(message.count for message in world.of(Requests)) == 3)
         assert sum(message.prompt_bytes for message in world.of(Requests)) > 0
         world.worker.take(AskMetrics(5))
         (snapshot,) = world.of(Snapshot)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 from client_side import Client
 from disagg_workers import FakeWorker
@@ -46,6 +47,7 @@ class World:
         self.engine = DisaggpbEngine(self.context)
         self.attempts = attempts
         self.members = Members()
+        self.ahead_s = 0.0  # of the time by which requests' deadlines are judged
 
     async def __aenter__(self):
         self.instances = {}
@@ -57,8 +59,9 @@ class World:
         self.scheduler = scheduler(*self.instances.values(), max_queue=100)
         limits = DispatchLimits(max_attempts=self.attempts)
         self.dispatcher = Dispatcher(
-            self.scheduler, self.members, {"disaggpb": self.engine}, self.context.metrics, limits
-        )
+            self.scheduler, self.members, {"disaggpb": self.engine}, self.context.metrics, limits,
+            clock=lambda: time.monotonic() + self.ahead_s,
+        )  # fmt: skip
         return self
 
     async def __aexit__(self, kind, *_):
@@ -93,11 +96,11 @@ class World:
         for worker in self.workers.values():
             worker.prefill, worker.decode = prefill or worker.prefill, decode or worker.decode
 
-    def start(self, ids=(5, 6, 7), *, api="disaggpb", path=COMPLETIONS, body=None, finished_s=None, **fields):
-        """Start a request; its task ends in what the front door would see."""
+    def start(self, ids=(5, 6, 7), *, api="disaggpb", path=COMPLETIONS, body=None, deadlines=None, **fields):
+        """Start a request; its task ends in what the front door would see. `deadlines`: as `engine_world.request`'s."""
         given = {"token_ids": list(ids), **fields} if body is None else body
         data = json.dumps(given).encode()
-        asked = request(api=api, path=path, body=data, **({} if finished_s is None else {"finished_s": finished_s}))
+        asked = request(api=api, path=path, body=data, **(deadlines or {}))
         family = BY_NAME[api]
         asked = _with_ask(asked, family.parse(path, data))
         client = Client(target=path, body=data, arrived_s=asked.arrived_s)

@@ -22,6 +22,7 @@ from coordinator.wire.disaggpb import varint
 
 CODE = grpc.StatusCode
 both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+LOOKED_AT = {"finished_s": 60.0, "inter_token_s": 0.02}  # a deadline that is far, and judged again all the time
 
 
 # --- answers
@@ -109,7 +110,8 @@ async def test_what_comes_after_the_end_is_ignored(monkeypatch):
         assert len(world.calls("Decode")[0][1].message.kv_blocks) == 1
 
 
-async def test_calls_that_end_in_order_are_not_cancelled():
+async def test_calls_that_end_in_order_are_not_cancelled(monkeypatch):
+    monkeypatch.setattr("coordinator.engines.disaggpb.channel.PARTING_S", GUARD_S)
     async with World() as world:
         assert (await world.run()).error is None
         await until(lambda: all(call.ended for _, call in world.calls()))
@@ -356,7 +358,10 @@ async def test_a_client_that_leaves_in_the_middle_of_an_answer():
 async def test_a_deadline_cancels_the_call(stage):
     async with World() as world:
         world.script(**{stage.lower(): hangs()})
-        client = await world.run(finished_s=0.5)
+        client = world.start(deadlines=LOOKED_AT)
+        await until(lambda: world.calls(stage))
+        world.ahead_s = LOOKED_AT["finished_s"]
+        await ended(client)
         assert isinstance(client.error, DeadlineExceeded)
         assert client.status == 504
         [(_, call)] = world.calls(stage)
@@ -397,8 +402,9 @@ async def test_a_slow_client_slows_the_worker_down():
                 yield token_message(ask.wire_id, 5) + padding
 
         async def stands_still():
+            """Wait until no more is sent, although not all of it was read."""
             last = -1
-            while sent != last:
+            while sent != last or client.relay.events == sent:
                 last = sent
                 await asyncio.sleep(0.1)
 
@@ -525,10 +531,12 @@ async def test_a_wait_for_memory_ends_with_its_request(how):
         world.script(hangs())
         first = world.start()
         await until(lambda: world.calls("Prefill"))
-        second = world.start(finished_s=0.1 if how == "deadline" else None)
+        second = world.start(deadlines=LOOKED_AT)
         await until(lambda: world.engine.budget.waiting == 1)
         if how == "leaves":
             second.task.cancel()
+        else:
+            world.ahead_s = LOOKED_AT["finished_s"]
         await ended(second)
         assert world.engine.budget.waiting == 0
         assert second.error == "cancelled" if how == "leaves" else isinstance(second.error, DeadlineExceeded)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from engine_world import Out, count, request, turns, until
-from microserving_pair import COMPLETIONS, GENERATE, PREPARE, SEND, World
+from microserving_pair import COMPLETIONS, GENERATE, PREPARE, SEND, World, only_metrics_take_time
 
 from coordinator.core.errors import EngineFailed, EngineRefused, Side
 from coordinator.core.ports import COMPLETED
@@ -141,13 +141,21 @@ def completion_request(*, stream):
     return request(path=COMPLETIONS, body=body, stream=stream)
 
 
+async def connected(world):
+    """Have connections, so that a call goes out in the moment in which its time begins."""
+    for each in world.instances:
+        assert await world.engine.probe(each) == "m"
+
+
 async def test_decode_finds_room_too_late():
     """The reservation comes although nobody waits for it any more, and is freed then."""
     async with World(prep_recv_s=0.05) as world:
+        await connected(world)
         gate = world.decode.gate(PREPARE)
         run = await world.run()
         assert (run.error.instance_id, run.error.reason) == ("d0", "timeout")
         assert world.engine.pinned() == {"d0": 1}
+        await until(lambda: world.decode.calls)
         assert world.decode.paths() == ["prep_recv"], "start_generate before there is a reservation would be fatal"
         gate.set()
         await world.leaves_nothing()
@@ -158,18 +166,22 @@ async def test_decode_finds_room_too_late():
 async def test_decode_never_finds_room():
     async with World(prep_recv_s=0.05) as world:
         world.engine._means.errands.late_answer_s = 0.05
+        await connected(world)
         world.decode.gate(PREPARE)
         await world.run()
         await until(lambda: not world.engine.pinned())
+        await until(lambda: world.decode.calls)
         assert world.decode.paths() == ["prep_recv"]
         assert aborts(world, "failed") == 1
 
 
 async def test_a_prep_recv_that_is_refused_late_has_nothing_to_free():
     async with World(prep_recv_s=0.05) as world:
+        await connected(world)
         gate = world.decode.gate(PREPARE)
         world.decode.faults[PREPARE] = (500, b"no")
         await world.run()
+        await until(lambda: world.decode.calls)
         gate.set()
         await world.leaves_nothing()
         assert world.decode.paths() == ["prep_recv"]
@@ -307,15 +319,16 @@ async def test_closing_does_not_wait_for_ever(monkeypatch):
 # --- health
 
 
-async def test_a_dead_loop_behind_a_living_http_is_found():
+async def test_a_dead_loop_behind_a_living_http_is_found(monkeypatch):
+    only_metrics_take_time(monkeypatch)
     async with World() as world:
+        [one] = [each for each in world.instances if each.id == "d0"]
+        assert await world.engine.probe(one) == "m"
+        world.decode.metrics_hang = True
         world.engine._context = type(world.context)(
             **{name: getattr(world.context, name) for name in world.context.__slots__ if name != "health_timeout_s"},
             health_timeout_s=0.1,
         )
-        [one] = [each for each in world.instances if each.id == "d0"]
-        assert await world.engine.probe(one) == "m"
-        world.decode.metrics_hang = True
         with pytest.raises(EngineFailed, match="timeout") as caught:
             await world.engine.probe(one)
         assert "loop is dead" in caught.value.detail

@@ -9,12 +9,13 @@ from msgspec import Raw
 from vllm_pair import COMPLETIONS, Placement, Sink
 
 from coordinator.core.ids import WireIds
+from coordinator.engines.http_leg import StreamLeg
 from coordinator.engines.vllm.handoff import Handoff, Means
 from coordinator.engines.vllm.legs import Farewells
 from coordinator.engines.vllm.missing import MissingKv
 from coordinator.transport.errors import TransportError
 from coordinator.wire.json_edit import read_fields
-from coordinator.wire.vllm import Prefilled
+from coordinator.wire.vllm_answers import Prefilled
 
 pytestmark = pytest.mark.uncompiled  # a client of its own
 
@@ -60,21 +61,28 @@ async def test_leaving_while_prefill_works_ends_it_there(world, stream):
     assert not world.engine.pinned()
 
 
-async def leave_at_decode(world, *, stream):
-    """Leave while decode has the request."""
+async def leave_at_decode(world, *, stream, opened=None):
+    """Leave while decode has the request; with `opened`, once that is set."""
     world.engine.attach(world.other, world.watcher)
     task = asyncio.create_task(world.serve(world.request(stream=stream)))
     await world.until(lambda: world.d.seen and world.client.open_connections - world.client.idle_connections == 1)
-    if stream and world.d.door.is_set():
-        await asyncio.sleep(0.01)  # for the head to come
+    if opened is not None:
+        await opened.wait()
     await leave(task)
     await world.until(lambda: world.d.aborted)
     await world.settled()
 
 
-async def test_leaving_a_stream_that_decode_has_opened_asks_nobody_else(world):
+async def test_leaving_a_stream_that_decode_has_opened_asks_nobody_else(world, monkeypatch):
+    opened, head = asyncio.Event(), StreamLeg.head
+
+    def noted(self, *given):
+        head(self, *given)
+        opened.set()
+
+    monkeypatch.setattr(StreamLeg, "head", noted)
     world.d.gate.clear()
-    await leave_at_decode(world, stream=True)
+    await leave_at_decode(world, stream=True, opened=opened)
     assert not world.d1.seen
 
 
@@ -263,7 +271,7 @@ async def test_farewells_wait_until_decode_can_know_of_the_request():
     old, young, other = Stream(), Stream(), Stream()
     farewells = Farewells()
     farewells.part(old, time.monotonic() - 1)
-    farewells.part(young, time.monotonic())
+    farewells.part(young, time.monotonic() + 60)
     assert closed == [old]
     farewells.close()
     assert closed == [old, young]

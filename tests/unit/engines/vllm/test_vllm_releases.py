@@ -26,16 +26,24 @@ class Client:
     """Answers one call after the other by script: a failure to connect, or (status, body, loss).
 
     Without a loss the reply ends; a script without a body leaves it open, an empty one never says a thing.
+    `expect` is told each step before its call.
     """
 
-    def __init__(self, *script):
+    def __init__(self, *script, expect=lambda step: None):
         self.script = list(script)
         self.calls = []
         self.closed = 0
+        self.expect = expect
+        self.look_ahead()
+
+    def look_ahead(self):
+        if self.script:
+            self.expect(self.script[0])
 
     async def open_stream(self, address, method, target, headers, body, *, sink):
         self.calls.append((address.port, target, headers, body))
         step = self.script.pop(0)
+        self.look_ahead()
         if isinstance(step, TransportError):
             raise step
         asyncio.get_running_loop().call_soon(self.answer, step, sink)
@@ -54,6 +62,17 @@ class Client:
 
     def close(self):
         self.closed += 1
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Has a call that hangs given up soon; any other may take its time on a slow machine."""
+    monkeypatch.setattr("coordinator.engines.vllm.releases.LINGER_S", 0.02)
+
+    def expect(step):
+        monkeypatch.setattr("coordinator.engines.vllm.releases.TRY_S", 0.02 if step == HANGS else 60.0)
+
+    return expect
 
 
 def orphan(world, *decodes, **more):
@@ -76,11 +95,9 @@ def orphan(world, *decodes, **more):
         ((REFUSED, (500, b""), HALF), ["failed"], 3),
     ],
 )
-async def test_tries(world, script, results, asked, caplog, monkeypatch):
-    monkeypatch.setattr("coordinator.engines.vllm.releases.TRY_S", 0.02)
-    monkeypatch.setattr("coordinator.engines.vllm.releases.LINGER_S", 0.02)
+async def test_tries(world, script, results, asked, caplog, hasty):
     caplog.set_level(logging.WARNING, "test.vllm")
-    client, found = Client(*script), []
+    client, found = Client(*script, expect=hasty), []
     releases = KvReleases(client, world.log, on_result=found.append, pauses_s=(0.0, 0.0, 0.0))
     releases.release(orphan(world, world.decode, world.other))
     assert releases.pinned() == {"p0": 1}
@@ -95,9 +112,8 @@ async def test_tries(world, script, results, asked, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize(("said", "results"), [(BAD, ["not_found"]), ((400, b""), ["not_found"]), (HANGS, ["failed"])])
-async def test_a_refusal_of_what_may_be_gone_means_that_it_is(world, said, results, caplog, monkeypatch):
-    monkeypatch.setattr("coordinator.engines.vllm.releases.TRY_S", 0.02)
-    client, found = Client(said), []
+async def test_a_refusal_of_what_may_be_gone_means_that_it_is(world, said, results, caplog, hasty):
+    client, found = Client(said, expect=hasty), []
     releases = KvReleases(client, world.log, on_result=found.append, pauses_s=(0.0,))
     releases.release(orphan(world, world.decode, wait_s=0.001, doubtful=True))
     assert not client.calls

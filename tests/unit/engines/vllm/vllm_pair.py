@@ -7,6 +7,8 @@ import logging
 import math
 import time
 
+from held_ports import HeldPorts
+
 from coordinator.api.families import FAMILIES
 from coordinator.core.ids import WireIds
 from coordinator.core.instance import Address, Instance, Role
@@ -50,7 +52,10 @@ class Server:
         return self
 
     def close(self):
-        self.server.close()
+        """Refuse connections from here on; nobody else gets the port before `World.aclose`."""
+        if self.server.is_serving():
+            self.server.close()
+            self.world.ports.take(self.port)
         for writer in tuple(self.writers):
             writer.transport.abort()
 
@@ -333,6 +338,7 @@ class World:
 
     def __init__(self):
         self.changed = asyncio.Event()
+        self.ports = HeldPorts()
         self.pinned = {}
         self.fetched = []
         self.model_calls = 0
@@ -345,7 +351,7 @@ class World:
         for server in (self.p, self.d, self.d1):
             await server.listen()
         self.metrics = Metrics([family.name for family in FAMILIES])
-        self.client = HttpClient(connect_s=2.0)
+        self.client = HttpClient(connect_s=GUARD_S)
         self.log = logging.getLogger("test.vllm")
         self.engine = VllmEngine(EngineContext(self.client, WireIds(), self.metrics, self.log))
         self.engine._releases._pauses_s = (0.0, 0.0, 0.0)
@@ -362,6 +368,7 @@ class World:
         await self.client.aclose()
         for server in (self.p, self.d, self.d1):
             server.close()
+        self.ports.close()
         await self.until(lambda: not (self.p.writers or self.d.writers or self.d1.writers))
 
     # --- KV
