@@ -74,6 +74,7 @@ class PrpcServer:
 
     Attributes:
         port: the real port, once listening.
+        closed: no connection is taken any more; one may have been accepted in the turn of the loop before.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class PrpcServer:
         self._connections: set[_Connection] = set()
         self._empty = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self.closed = False
 
     async def listen(self, host: str, port: int) -> None:
         """Bind and accept; port 0: the system's choice.
@@ -111,6 +113,7 @@ class PrpcServer:
 
     async def aclose(self) -> None:
         """Stop listening and close every connection."""
+        self.closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
@@ -192,7 +195,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection if there is room."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by shape, not by descent
-        if not self._server.admit(self):
+        if self._server.closed:
+            self.abort()
+        elif not self._server.admit(self):
             self.refuse("there are too many connections")
 
     def data_received(self, data: bytes) -> None:

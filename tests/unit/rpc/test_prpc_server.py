@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import logging
+import socket
 
 import pytest
 from engine_world import until
@@ -207,3 +208,18 @@ async def test_closing_ends_everything():
         await server.aclose()
         assert await caller.closed()
         await server.aclose()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_closing_ends_those_who_have_just_come(turns):
+    if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        pytest.skip("asyncio's own server forgets a socket that it accepts while it is closed")
+    async with serving() as (server, _):
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            sock.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.aclose()
+            async with asyncio.timeout(GUARD_S):
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
