@@ -24,7 +24,8 @@ class World:
         self.engine = load_engine(engine)(self.context)
 
     async def answer(self, call):
-        assert call.header("authorization") == ("Bearer ours" if self.context.client.peers.of(None).key else None)
+        key = self.context.client.peers.of(self.fake.address).key
+        assert call.header("authorization") == ("Bearer ours" if key else None)
         if call.target in ("/health", "/metrics"):
             call.reply(b"{}")
         else:
