@@ -131,11 +131,21 @@ class EtcdClient:
 
     async def create(self, key: bytes, value: bytes, lease: int) -> bool:
         """Write a key that is not there; False: it is. Raises EtcdError."""
-        given = {
-            "compare": [{"key": key, "target": "CREATE", "create_revision": 0}],
-            "success": [{"request_put": {"key": key, "value": value, "lease": str(lease)}}],
-        }
-        return (await self._call("/v3/kv/txn", given, _Txn)).succeeded
+        return await self._write_if({"key": key, "target": "CREATE", "create_revision": 0}, key, value, lease)
+
+    async def hold(self, key: bytes, value: bytes, lease: int) -> bool:
+        """Write a key that is not there, or give one with this value another lease; False: it has another value.
+
+        Raises:
+            EtcdError: it may have been done or not.
+        """
+        if await self.create(key, value, lease):
+            return True
+        return await self._write_if({"key": key, "target": "VALUE", "value": value}, key, value, lease)
+
+    async def _write_if(self, compare: Mapping[str, object], key: bytes, value: bytes, lease: int) -> bool:
+        put = {"request_put": {"key": key, "value": value, "lease": str(lease)}}
+        return (await self._call("/v3/kv/txn", {"compare": [compare], "success": [put]}, _Txn)).succeeded
 
     async def list(self, start: bytes, end: bytes) -> Listing:
         """Read the keys from `start` up to, not including, `end`; raises EtcdError."""

@@ -114,6 +114,7 @@ class Presence:
         registered = await self._register(client, lease)
         listing = await client.list(self._prefix + FIRST, self._prefix + BEHIND_LAST)
         self._take_all(listing.entries)
+        self._master_free |= self._master  # the key may go with the lease of an earlier life of ours
         await self._campaign(client, lease)
         reached.set()
         if away:
@@ -147,8 +148,8 @@ class Presence:
         return lease
 
     async def _register(self, client: EtcdClient, lease: int) -> bool:
-        """Write our own key; False: an earlier life of ours still holds it, for as long as its lease lasts."""
-        return await client.create(self._prefix + SERVICE + self._service, self._service, lease)
+        """Write our own key, or take it over from an earlier life of ours; False: somebody else's value is there."""
+        return await client.hold(self._prefix + SERVICE + self._service, self._service, lease)
 
     async def _campaign(self, client: EtcdClient, lease: int) -> None:
         """Try to become master where there is none; whether we are, the watch tells.
@@ -157,7 +158,7 @@ class Presence:
         """
         if self._master_free:
             self._master_free = False
-            await client.create(self._prefix + MASTER, self._service, lease)
+            await client.hold(self._prefix + MASTER, self._service, lease)
 
     # --- keys
 

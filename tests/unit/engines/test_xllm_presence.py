@@ -87,6 +87,10 @@ async def value(client, key):
     return (await client.list(key, key + b"\0")).entries.get(key)
 
 
+async def keys_of(client, lease):
+    return (await client._call("/v3/lease/timetolive", {"ID": str(lease), "keys": True}, dict)).get("keys")
+
+
 async def comes(client, key, wanted):
     async with asyncio.timeout(15):
         while await value(client, key) != wanted:  # noqa: ASYNC110  # nobody tells
@@ -237,16 +241,32 @@ async def test_a_master_that_is_unmade_before_it_hears_of_its_making_tries_again
         await until(lambda: noted.master)
 
 
-async def test_what_an_earlier_life_has_left_is_taken_over_when_it_ends(etcd, client):
+async def test_what_an_earlier_life_has_left_is_taken_over_before_it_ends(etcd, client):
+    """Instances that find no master meanwhile would fail requests."""
     lease = await client.grant(60)
     await client.create(b"XLLM:SERVICE:127.0.0.1:8889", b"127.0.0.1:8889", lease)
     await client.create(b"XLLM:SERVICE:MASTER", b"127.0.0.1:8889", lease)
     async with Member(etcd) as noted:
         await until(lambda: noted.master)
+        async with asyncio.timeout(15):
+            while await keys_of(client, lease):  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.02)
         await client.revoke(lease)
-        await comes(client, b"XLLM:SERVICE:127.0.0.1:8889", b"127.0.0.1:8889")
-        await comes(client, b"XLLM:SERVICE:MASTER", b"127.0.0.1:8889")
-        await until(lambda: noted.master)
+        assert await value(client, b"XLLM:SERVICE:127.0.0.1:8889") == b"127.0.0.1:8889"
+        assert await value(client, b"XLLM:SERVICE:MASTER") == b"127.0.0.1:8889"
+        assert noted.master
+    assert await value(client, b"XLLM:SERVICE:MASTER") is None
+
+
+async def test_a_key_with_another_value_is_not_taken_over(client):
+    first, second = await client.grant(60), await client.grant(60)
+    assert await client.hold(b"XLLM:A", b"1", first)
+    assert not await client.hold(b"XLLM:A", b"2", second)
+    assert await client.hold(b"XLLM:A", b"1", second)
+    await client.revoke(first)
+    assert await value(client, b"XLLM:A") == b"1"
+    await client.revoke(second)
+    assert await value(client, b"XLLM:A") is None
 
 
 async def test_a_watch_that_is_lost_is_begun_anew_from_a_new_list(etcd, client):
