@@ -2,10 +2,10 @@
 
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from coordinator.core.errors import BadRequest
+from coordinator.wire import json_edit
 
 _NULL: Final = b"null"
 _FLAGS: Final = {b"": False, _NULL: False, b"false": False, b"true": True}
@@ -52,17 +52,10 @@ def text(value: Raw, name: str) -> str | None:
         return None
     if len(value) > _MOST_NAME_BYTES:
         raise BadRequest(f"`{name}` is too long")
-    found = _string(value)
+    found = json_edit.text(value)
     if found is None:
         raise BadRequest(f"`{name}` must be a string")
     return found
-
-
-def _string(value: Raw) -> str | None:
-    try:
-        return msgspec.json.decode(value, type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def limit(*values: Raw) -> int | None:

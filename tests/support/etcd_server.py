@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -15,12 +14,6 @@ from held_ports import HeldPorts
 BINARY = shutil.which("etcd")
 needs_etcd = pytest.mark.skipif(BINARY is None, reason="etcd is not installed (Debian: etcd-server)")
 START_S = 30.0
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 class Etcd:
