@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import math
 import sys
 from contextlib import suppress
@@ -83,7 +84,7 @@ def prometheus(start, cluster, tmp_path, ports):
 
 
 class Load:
-    """Requests of several kinds without a pause, some of which fail."""
+    """Requests of several kinds without a pause; a quarter of each client's fail, however long the others take."""
 
     def __init__(self, port):
         self._port = port
@@ -98,9 +99,9 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, number):
-        while True:
+        for turn in itertools.count(number):
             for dialect in DIALECTS:
-                prompt = f"Hello [[length:{8 + number}]]" + (" [[fault:status=500]]" if number == 3 else "")
+                prompt = f"Hello [[length:{8 + number}]]" + (" [[fault:status=500]]" if turn % 4 == 3 else "")
                 with suppress(ConnectionError):
                     await ask(self._port, dialect.path, dialect.body(prompt, 20), SENDS_KEY)
                 await asyncio.sleep(0.02)

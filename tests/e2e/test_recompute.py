@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from dialects import CHAT_STREAM, DIALECTS, Dialect
-from raw_client import ask
+from raw_client import ask, eventually
 from traffic import HELD, open_streams
 
 PROMPT = "Tell me about ancient paper [[length:20]]"
@@ -32,6 +32,11 @@ def preempted(cluster) -> int:
     return sum(instance.state()["preempted"] for instance in cluster.of("decode"))
 
 
+def stands(instance) -> bool:
+    """Whether decode makes no tokens."""
+    return not any(instance.state()["batch"].values())
+
+
 async def test_many_at_once(cluster):
     prompts = [f"Story {number} {HELD}" for number in range(12)]
     uninterrupted = await open_streams(cluster.port, CHAT_STREAM, prompts[:3], 25)
@@ -41,6 +46,8 @@ async def test_many_at_once(cluster):
     for stream in streams:
         while stream.body.count(b"data: ") < TOKENS_OF_DECODE:
             assert await stream.piece()
+    # a request that is given back before its stall would stand there when it has been computed again
+    await eventually(lambda: all(stands(instance) for instance in cluster.of("decode")), "all stand in their stalls")
     before = preempted(cluster)
     for instance in cluster.of("decode"):
         instance.act("preempt")
