@@ -152,7 +152,7 @@ class HttpClient:
         """
         key = self.peers.of(address).key
         head, rest = encode_call(method, target, address, headers, body, key)
-        call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes)
+        call = Call(head, rest, method == b"HEAD", keep=False, max_head_bytes=max_head_bytes, flowing=True)
         stream = Stream()
         if key:
             sink = WithKey(stream, sink, address)

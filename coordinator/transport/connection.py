@@ -13,6 +13,7 @@ from coordinator.core.body import Buffer, LongBody
 from coordinator.core.instance import Address
 from coordinator.wire.head_memory import HeadMemory
 
+from .acks import Acknowledgements
 from .errors import TransportError, loss_error
 from .reader import Known, ReplyReader
 from .request import Call
@@ -46,6 +47,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_acknowledgements",
         "_choked",
         "_clock",
         "_home",
@@ -75,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._choked = False
         self._unsent: list[list[Buffer]] = []  # the next slice last
         self._sent_s = 0.0
+        self._acknowledgements: Acknowledgements | None = None
 
     @property
     def usable(self) -> bool:
@@ -97,6 +100,7 @@ class Connection(asyncio.Protocol):
             raise TransportError("closed", f"{self.address.netloc}: closed before the request", unsent=True)
         self._reader = ReplyReader(sink, bodiless=call.bodiless, max_head_bytes=call.max_head_bytes, last=self._last)
         self._keep = call.keep
+        self._acknowledgements = Acknowledgements(transport) if call.flowing else None
         self._sent_s = self._clock()
         body = call.body
         if not body:
@@ -162,8 +166,11 @@ class Connection(asyncio.Protocol):
         if reader is None:  # nobody has asked: what comes next would not be the reply to the next request
             self.close()
             return
+        now_s = self._clock()
+        if self._acknowledgements is not None:
+            self._acknowledgements.note(now_s)
         try:
-            raised = reader.feed(data, self._clock())
+            raised = reader.feed(data, now_s)
             if raised is not None:
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "sink of a reply failed", "exception": raised}
@@ -247,7 +254,7 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         if reader is None:
             return None
-        self._reader = None
+        self._reader = self._acknowledgements = None
         return reader.release()
 
     def _read_on(self) -> None:

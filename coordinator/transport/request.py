@@ -25,6 +25,7 @@ class Call(NamedTuple):
         bodiless: the reply has no body whatever it says (HEAD).
         keep: the connection is used again although the reply says `Connection: close`.
         max_head_bytes: limit of the reply's status line and headers.
+        flowing: the reply comes in many small pieces, each of which the peer sends at once.
     """
 
     head: bytes
@@ -32,6 +33,7 @@ class Call(NamedTuple):
     bodiless: bool
     keep: bool = False
     max_head_bytes: int = 65536
+    flowing: bool = False
 
 
 class HeaderBlock:
