@@ -24,11 +24,12 @@ class Acknowledgements:
         transport: the connection that the reply comes by.
     """
 
-    __slots__ = ("_read_s", "_seldom", "_transport")
+    __slots__ = ("_quick", "_read_s", "_seldom", "_transport")
 
     def __init__(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._read_s = -math.inf
+        self._quick = False  # the last gap was short; one alone may be that between the head and the only piece
         self._seldom = False  # as far as is known
 
     def note(self, now_s: float) -> None:
@@ -36,10 +37,14 @@ class Acknowledgements:
         gap_s = now_s - self._read_s
         self._read_s = now_s
         if self._seldom:
-            self._seldom = gap_s < LOST_S
-        elif gap_s < QUICK_S:
+            self._seldom = self._quick = gap_s < LOST_S
+        elif gap_s >= QUICK_S:
+            self._quick = False
+        elif self._quick:
             self._seldom = True
             self._tell_kernel()
+        else:
+            self._quick = True
 
     def _tell_kernel(self) -> None:
         sock = self._transport.get_extra_info("socket")
