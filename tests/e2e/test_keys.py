@@ -173,6 +173,12 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
     def status(name: str) -> int:
         return call(port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys[name][0]))[0]
 
+    def write(text: str) -> None:
+        """All of it at once: a file that is read while it is written could be empty, which is no mistake."""
+        fresh = file.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(file)
+
     def everywhere(*wanted: tuple[str, int]) -> bool:
         """Whether the answer is this one, in each process: the system deals connections out by chance."""
         return all(status(name) == code for name, code in wanted for _ in range(10 if workers > 1 else 1))
@@ -183,9 +189,9 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
         await client.send(request_with_key(CHAT_STREAM.path, body, keys["a"][0]))
         assert await client.head() == 200
 
-        file.write_text(json.dumps({"keys": [keys["ops"][1]]}))
+        write(json.dumps({"keys": [keys["ops"][1]]}))
         await eventually(lambda: everywhere(("b", 401), ("ops", 200)), "the file counts")
-        file.write_text("keys: [")
+        write("keys: [")
         await eventually(lambda: "those before stay valid" in coordinator.log(), "a broken one is told")
         assert everywhere(("ops", 200))
 
