@@ -28,6 +28,13 @@ FLEET = str(Path(__file__).with_name("fleet_process.py"))
 NEVER_IN_A_LOG = ("Traceback", "never retrieved", "never awaited", "Task was destroyed", "unclosed", "Warning: ")
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step: who reads it meanwhile sees the one before, not an empty one."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 def until(check: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
     """Ask again and again until the answer is true, and return it; fails the test after `within_s` seconds."""
     deadline_s = time.monotonic() + within_s
@@ -224,9 +231,7 @@ class Coordinator(Process):
 
     def write_config(self, config: Mapping[str, Any] | str) -> None:
         """Replace its file as editors do: all of it at once."""
-        fresh = self.config_path.with_suffix(".new")
-        fresh.write_text(config if isinstance(config, str) else json.dumps(config))  # JSON is YAML
-        fresh.replace(self.config_path)
+        replace_file(self.config_path, config if isinstance(config, str) else json.dumps(config))  # JSON is YAML
 
     def manage(self, path: str, body: object = None, *, method: str = "") -> Any:
         """A call to the management plane that must succeed."""

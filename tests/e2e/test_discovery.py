@@ -11,7 +11,7 @@ from clusters import cluster_config
 from dialects import CHAT, CHAT_STREAM
 from dns_server import Dns
 from kubernetes_api import KubernetesApi, changed, pod, terminating, write_kubeconfig
-from processes import call
+from processes import call, replace_file
 from raw_client import eventually
 from traffic import HELD, open_streams
 
@@ -30,10 +30,8 @@ def config(discovery, workers=1):
 
 
 def replace(path: Path, rows):
-    """Write a file in one step."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(rows if isinstance(rows, str) else json.dumps(rows))
-    fresh.replace(path)
+    """Write a file of instances in one step."""
+    replace_file(path, rows if isinstance(rows, str) else json.dumps(rows))
 
 
 def sources(coordinator):

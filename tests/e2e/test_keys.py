@@ -11,7 +11,7 @@ import pytest
 from dialects import CHAT, CHAT_STREAM, DIALECTS, MODEL
 from huggingface_hub import InferenceClient
 from openai import OpenAI
-from processes import HOST, call, call_json, until
+from processes import HOST, call, call_json, replace_file, until
 from raw_client import Client, ask, eventually
 from traffic import HELD, open_streams
 
@@ -173,12 +173,6 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
     def status(name: str) -> int:
         return call(port, CHAT.path, CHAT.body("Hello"), headers=bearer(keys[name][0]))[0]
 
-    def write(text: str) -> None:
-        """All of it at once: a file that is read while it is written could be empty, which is no mistake."""
-        fresh = file.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(file)
-
     def everywhere(*wanted: tuple[str, int]) -> bool:
         """Whether the answer is this one, in each process: the system deals connections out by chance."""
         return all(status(name) == code for name, code in wanted for _ in range(10 if workers > 1 else 1))
@@ -189,9 +183,9 @@ async def test_keys_change_while_we_run(start, keys, workers, tmp_path):
         await client.send(request_with_key(CHAT_STREAM.path, body, keys["a"][0]))
         assert await client.head() == 200
 
-        write(json.dumps({"keys": [keys["ops"][1]]}))
+        replace_file(file, json.dumps({"keys": [keys["ops"][1]]}))
         await eventually(lambda: everywhere(("b", 401), ("ops", 200)), "the file counts")
-        write("keys: [")
+        replace_file(file, "keys: [")
         await eventually(lambda: "those before stay valid" in coordinator.log(), "a broken one is told")
         assert everywhere(("ops", 200))
 

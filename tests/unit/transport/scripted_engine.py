@@ -119,6 +119,23 @@ async def turns(count):
         await asyncio.sleep(0)
 
 
+class Home:
+    """Where a connection lives: counts how often it is put back."""
+
+    def __init__(self):
+        self.kept = 0
+
+    def put(self, connection, now_s):
+        self.kept += 1
+        return True
+
+    def left(self, connection):
+        pass
+
+    def gone(self, connection):
+        pass
+
+
 class Notes(ReplySink):
     """A sink that writes down what it is told, and lets a test wait for it."""
 

@@ -5,7 +5,7 @@ import socket
 import struct
 
 import pytest
-from scripted_engine import GUARD_S, Notes, chunked, whole
+from scripted_engine import GUARD_S, Home, Notes, chunked, whole
 
 from coordinator.core.instance import Address
 from coordinator.transport.connection import Connection
@@ -42,17 +42,6 @@ class Transport:
         return 0
 
     def abort(self):
-        pass
-
-
-class Home:
-    def put(self, connection, now_s):
-        return True
-
-    def left(self, connection):
-        pass
-
-    def gone(self, connection):
         pass
 
 

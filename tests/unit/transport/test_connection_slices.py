@@ -1,7 +1,7 @@
 """A long request body goes out slice by slice."""
 
 import pytest
-from scripted_engine import Notes, turns, whole
+from scripted_engine import Home, Notes, turns, whole
 
 from coordinator.core.body import LongBody
 from coordinator.core.instance import Address
@@ -37,21 +37,6 @@ class Socket:
 
     def get_write_buffer_size(self):
         return 0
-
-
-class Home:
-    def __init__(self):
-        self.kept = 0
-
-    def put(self, connection, now_s):
-        self.kept += 1
-        return True
-
-    def left(self, connection):
-        pass
-
-    def gone(self, connection):
-        pass
 
 
 class World:
